@@ -1,0 +1,154 @@
+/* gemm/: the one description of a matrix product, its key, its role, and the reason codes.
+ *
+ * Everything is in cuBLAS's own terms: column-major D[m x n] = epilogue(alpha op(A) op(B) + beta C),
+ * op(A) is m x k, op(B) is k x n, leading dimensions in elements. Every hooked entry point becomes
+ * a struct qs_gemm; nothing below intercept/ knows which one it was except to log it.
+ *
+ * gemm.c    qs_gemm_key qs_key_hash qs_gemm_flops
+ * text.c    qs_key_text qs_action_name qs_role_name qs_entry_name
+ * reason.c  qs_reason_code qs_reason_text qs_reason_cure
+ * role.c    qs_role_of qs_thread_is_autograd qs_linear_of
+ */
+#ifndef QS_GEMM_GEMM_H
+#define QS_GEMM_GEMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gemm/reason.h"
+
+struct qs_library;
+
+/* What is done with a product. */
+enum qs_action {
+	QS_ACTION_NATIVE, /* the program's own call */
+	QS_ACTION_BF16,   /* same precision, algorithm chosen by timing */
+	QS_ACTION_FP8,    /* both operands quantised to fp8 */
+	QS_ACTION_NF4,    /* weight quantised to NF4 */
+	QS_ACTION_AUTO,   /* decided per product */
+	QS_ACTION_COUNT
+};
+
+/* Which product of a linear layer this is. */
+enum qs_role {
+	QS_ROLE_UNKNOWN,
+	QS_ROLE_FWD,   /* Y = X W   : cuBLAS m, n, k = out, tokens, in; A is the weight */
+	QS_ROLE_DGRAD, /* dX = dY W': cuBLAS m, n, k = in, tokens, out; A is the weight */
+	QS_ROLE_WGRAD, /* dW = X' dY: cuBLAS m, n, k = in, out, tokens (or out, in)     */
+	QS_ROLE_COUNT
+};
+
+/* The entry point a product came by; also indexes the table of originals (intercept.h). */
+enum qs_entry {
+	QS_ENTRY_GEMM_EX,
+	QS_ENTRY_GEMM_EX_64,
+	QS_ENTRY_GEMM_STRIDED_BATCHED_EX,
+	QS_ENTRY_GEMM_STRIDED_BATCHED_EX_64,
+	QS_ENTRY_LT_MATMUL,
+	QS_ENTRY_GEMM_BATCHED_EX,
+	QS_ENTRY_GEMM_BATCHED_EX_64,
+	QS_ENTRY_GEMM_GROUPED_BATCHED_EX,
+	QS_ENTRY_GEMM_GROUPED_BATCHED_EX_64,
+	QS_ENTRY_SGEMM_EX,
+	QS_ENTRY_SGEMM_EX_64,
+	QS_ENTRY_DESTROY,
+	QS_ENTRY_COUNT
+};
+
+/* What a scalar of the call is, for the key. */
+enum qs_scalar {
+	QS_SCALAR_ZERO,
+	QS_SCALAR_ONE,
+	QS_SCALAR_OTHER,
+	QS_SCALAR_NONFINITE,
+	QS_SCALAR_DEVICE, /* not readable on the host */
+};
+
+#define QS_TYPE_NONE 0xff /* no such matrix; types are cudaDataType_t otherwise */
+
+/* Bits of qs_key.align: the pointer and its leading dimension are multiples of 16 bytes. Also set
+ * where there is nothing to be aligned: a C that is not read, no bias, arrays of pointers. */
+#define QS_ALIGN_A    0x1
+#define QS_ALIGN_B    0x2
+#define QS_ALIGN_C    0x4
+#define QS_ALIGN_D    0x8
+#define QS_ALIGN_BIAS 0x10
+
+/* Bits of qs_key.odd: what makes a call ineligible without further looking. */
+#define QS_ODD_ORDER    0x1 /* a layout that is not plain column-major                        */
+#define QS_ODD_SHAPE    0x2 /* layouts that do not fit together, leading dimension too small  */
+#define QS_ODD_PEDANTIC 0x4 /* the handle's math mode is pedantic                             */
+#define QS_ODD_REDUCED  0x8 /* the handle disallows reduced-precision reductions (torch sets it) */
+#define QS_ODD_ATTR     0x10 /* cublasLt: a scale, auxiliary or batch attribute is set          */
+#define QS_ODD_OPAQUE   0x20 /* attributes or handle state could not be read                   */
+
+/*
+ * Everything about a call that a plan may depend on, pointers reduced to their alignment. All bytes
+ * are significant (no padding), so keys are compared with memcmp and hashed as a block.
+ */
+struct qs_key {
+	int64_t m, n, k;            /* elements                                          */
+	int64_t lda, ldb, ldc, ldd; /* elements                                          */
+	int64_t batch;              /* number of products in the call                    */
+	uint64_t context;           /* id of the CUDA context, 0 while unknown           */
+	int32_t compute;            /* cublasComputeType_t                               */
+	int32_t scale_type;         /* cudaDataType_t of alpha and beta                  */
+	int32_t epilogue;           /* cublasLtEpilogue_t, 1 = none                      */
+	int32_t library;            /* index of the copy of cuBLAS                       */
+	uint8_t atype, btype;       /* cudaDataType_t of A and B                         */
+	uint8_t ctype, dtype;       /* cudaDataType_t of C and D                         */
+	uint8_t bias_type;          /* cudaDataType_t of the bias, QS_TYPE_NONE = none   */
+	uint8_t ta, tb;             /* cublasOperation_t                                 */
+	uint8_t alpha, beta;        /* enum qs_scalar                                    */
+	uint8_t in_place;           /* C == D, or C is not read                          */
+	uint8_t align;              /* QS_ALIGN_* bits                                   */
+	uint8_t odd;                /* QS_ODD_* bits                                     */
+	uint8_t entry;              /* enum qs_entry                                     */
+	uint8_t role;               /* enum qs_role                                      */
+	uint8_t pad[2];             /* zero                                              */
+};
+
+/* One call, as the program made it. Filled by intercept/, read-only below. */
+struct qs_gemm {
+	struct qs_key key;
+	const struct qs_library *library; /* the copy of cuBLAS that was called         */
+	void *handle;                     /* usable as cublasLtHandle_t                 */
+	void *stream;                     /* CUstream                                   */
+	const void *a, *b, *c;            /* device pointers                            */
+	void *d;                          /* device pointer, may equal c                */
+	const void *bias;                 /* device pointer or NULL                     */
+	const float *alpha, *beta;        /* host pointers (valid unless QS_SCALAR_DEVICE) */
+};
+
+/* Completes the derived fields of g->key (scalars, in_place, align) from the call's values. A
+ * scalar preset to QS_SCALAR_DEVICE is not read. */
+void qs_gemm_key(struct qs_gemm *g);
+/* 64-bit hash of a key. */
+uint64_t qs_key_hash(const struct qs_key *key);
+/* Writes "TN m=14336 n=4096 k=4096 bf16" plus whatever is unusual; always terminates, returns the
+ * length written. Keys with the same text differ in context or library at most: a text that does
+ * not fit ends in "~" and a hash. */
+size_t qs_key_text(const struct qs_key *key, char *text, size_t size);
+/* 2 m n k times the number of products. */
+double qs_gemm_flops(const struct qs_key *key);
+
+const char *qs_action_name(enum qs_action action);
+const char *qs_role_name(enum qs_role role);
+/* Name of the exported function, e.g. "cublasGemmEx". */
+const char *qs_entry_name(enum qs_entry entry);
+
+/* The role the evidence of one call supports; QS_ROLE_UNKNOWN when unsure. `autograd` says the
+ * calling thread is one of PyTorch's backward threads. */
+enum qs_role qs_role_of(const struct qs_key *key, bool autograd);
+/* True if the calling thread is named pt_autograd_*; asked once per thread. */
+bool qs_thread_is_autograd(void);
+
+/* A product as one of a linear layer: features in and out, and rows of activations. */
+struct qs_linear {
+	int64_t tokens, in, out; /* elements, 0 = unknown */
+};
+/* By key->role; all 0 if that is unknown. */
+struct qs_linear qs_linear_of(const struct qs_key *key);
+
+#endif
