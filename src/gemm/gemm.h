@@ -1,8 +1,8 @@
 /* gemm/: the one description of a matrix product, its key, its role, and the reason codes.
  *
- * Everything is in cuBLAS's own terms: column-major D[m x n] = epilogue(alpha op(A) op(B) + beta C),
- * op(A) is m x k, op(B) is k x n, leading dimensions in elements. Every hooked entry point becomes
- * a struct qs_gemm; nothing below intercept/ knows which one it was except to log it.
+ * Everything is in cuBLAS's own terms: column-major D[m x n] = epilogue(alpha op(A) op(B) + beta
+ * C), op(A) is m x k, op(B) is k x n, leading dimensions in elements. Every hooked entry point
+ * becomes a struct qs_gemm; nothing below intercept/ knows which one it was except to log it.
  *
  * gemm.c    qs_gemm_key qs_key_hash qs_gemm_flops
  * text.c    qs_key_text qs_action_name qs_role_name qs_entry_name
@@ -76,10 +76,10 @@ enum qs_scalar {
 #define QS_ALIGN_BIAS 0x10
 
 /* Bits of qs_key.odd: what makes a call ineligible without further looking. */
-#define QS_ODD_ORDER    0x1 /* a layout that is not plain column-major                        */
-#define QS_ODD_SHAPE    0x2 /* layouts that do not fit together, leading dimension too small  */
-#define QS_ODD_PEDANTIC 0x4 /* the handle's math mode is pedantic                             */
-#define QS_ODD_REDUCED  0x8 /* the handle disallows reduced-precision reductions (torch sets it) */
+#define QS_ODD_ORDER    0x1  /* a layout that is not plain column-major                        */
+#define QS_ODD_SHAPE    0x2  /* layouts that do not fit together, leading dimension too small  */
+#define QS_ODD_PEDANTIC 0x4  /* the handle's math mode is pedantic                             */
+#define QS_ODD_REDUCED  0x8  /* the handle disallows reduced-precision reductions (torch sets it) */
 #define QS_ODD_ATTR     0x10 /* cublasLt: a scale, auxiliary or batch attribute is set          */
 #define QS_ODD_OPAQUE   0x20 /* attributes or handle state could not be read                   */
 

@@ -15,7 +15,8 @@
 	X(OBSERVE, "observe", "products are only observed", "set QSHIM=on, or mode = on")          \
 	X(SHADOW, "shadow", "the native result was returned", "set mode = on to use fp8")          \
 	X(PROCESS, "process", "[qshim] process excludes this executable", "add its name there")    \
-	X(POLICY, "policy", "the policy could not be used", "correct the error reported on stderr") \
+	X(POLICY, "policy", "the policy could not be used",                                        \
+	  "correct the error reported on stderr")                                                  \
 	X(DTYPE, "dtype", "operands are not bf16 with bf16 or fp32 output", "compute in bf16")     \
 	X(COMPUTE, "compute", "compute type, scale type or math mode is not plain fp32",           \
 	  "use CUBLAS_COMPUTE_32F without a pedantic mode")                                        \
@@ -34,9 +35,11 @@
 	X(ALIAS, "alias", "the output overlaps an input", "give the output its own memory")        \
 	X(EMPTY, "empty", "m, n or k is zero", "nothing to do")                                    \
 	X(HANDLE, "handle", "the library handle is NULL or could not be read", "nothing to do")    \
-	X(CONTEXT, "context", "no usable CUDA context on this thread, or memory of another device", \
+	X(CONTEXT, "context",                                                                      \
+	  "no usable CUDA context on this thread, or memory of another device",                    \
 	  "nothing: the next call from this thread is looked at again")                            \
-	X(ARCH, "arch", "the GPU has no fp8 products this build knows", "use Ada, Hopper or newer") \
+	X(ARCH, "arch", "the GPU has no fp8 products this build knows",                            \
+	  "use Ada, Hopper or newer")                                                              \
 	X(CUBLASLT_OLD, "cublaslt-old", "the program's cuBLASLt is older than 12.0",               \
 	  "update the program's CUDA libraries")                                                   \
 	X(CUBLASLT_NEW, "cublaslt-new", "the program's cuBLASLt is newer than any tested",         \

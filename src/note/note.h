@@ -1,0 +1,129 @@
+/* note/: what qshim says: messages, the decision log, the counters and the exit summary.
+ *
+ * Nothing here writes to stdout, allocates in the path of a product, or depends on the process
+ * ending well: decision lines are written one by one as they become known, and counters live in a
+ * mapped file that outlives SIGKILL. No file is opened before the first product.
+ *
+ * message.c   qs_message qs_message_once qs_level_name qs_note_start qs_note_forked
+ * path.c      qs_path_expand qs_rank qs_local_rank qs_open_new
+ * decision.c  qs_note_decision
+ * counter.c   qs_counter_new qs_counter_decide qs_counter_at
+ * summary.c   qs_note_summary qs_note_notice
+ * json.c write.c   inside, see inside.h
+ */
+#ifndef QS_NOTE_NOTE_H
+#define QS_NOTE_NOTE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gemm/gemm.h"
+
+struct qs_options;
+
+/* Kinds of message; QSHIM_LOG is a comma list of these names. */
+enum qs_level {
+	QS_LOG_ERROR,    /* something of ours failed; the program goes on natively  */
+	QS_LOG_WARN,     /* a mistake of the user's: policy, environment            */
+	QS_LOG_INFO,     /* what was found and loaded                               */
+	QS_LOG_DISPATCH, /* one line per key: the decision, as text                 */
+	QS_LOG_CACHE,    /* operands made, reused, dropped                          */
+	QS_LOG_NUMERICS, /* measured errors                                         */
+	QS_LOG_LEVELS
+};
+
+/* Writes one line "qshim: ..." to stderr or the log file if the level is on. Bounded (1 KiB), no
+ * allocation, at most 1000 lines a process; keeps errno. Safe before qs_note_start(): errors and
+ * warnings then go to stderr. */
+void qs_message(enum qs_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Like qs_message(QS_LOG_ERROR, ...), but only once per `reason` and process. */
+void qs_message_once(enum qs_reason reason, const char *format, ...)
+        __attribute__((format(printf, 2, 3)));
+const char *qs_level_name(enum qs_level level);
+
+/* Opens what the options ask for. Called once, at the first product (again after fork). */
+void qs_note_start(const struct qs_options *options);
+/* In a forked child: forget files and mappings of the parent without touching them. */
+void qs_note_forked(void);
+
+/* Expands %p %i pid, %h host, %r rank, %l local rank, %q{VAR}, %% into out; returns the length or 0
+ * if it does not fit or a placeholder is unknown. '~/' at the start is the home directory. */
+size_t qs_path_expand(const char *pattern, char *out, size_t size);
+/* Rank of this process from RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID, else 0. */
+int qs_rank(void);
+int qs_local_rank(void);
+/* Creates the directory (one level, mode 0700) if missing and opens a file in it for appending, new
+ * with mode 0600: no symlink, regular, owned by this user, one name only. A directory that everyone
+ * may rename files in is refused. The fd is closed on exec and out of the way of low numbers that a
+ * program may expect to get. Returns fd or -errno. */
+int qs_open_new(const char *path);
+
+#define QS_COUNTER_MAGIC   "QSHIMCNT"
+#define QS_COUNTER_VERSION 1
+
+/* Start of counters.%r.%p.bin, followed by `slots` times struct qs_counter. 256 bytes. */
+struct qs_counter_header {
+	char magic[8];         /* QS_COUNTER_MAGIC, not terminated                       */
+	uint32_t version;      /* QS_COUNTER_VERSION                                     */
+	uint32_t slot_size;    /* bytes of a slot                                        */
+	uint32_t slots;        /* number of slots; the last one is for "other"           */
+	_Atomic uint32_t used; /* slots reserved from the start, "other" not counted     */
+	int32_t pid;           /* of the process                                         */
+	int32_t rank;          /* qs_rank()                                              */
+	int64_t start;         /* seconds since 1970                                     */
+	char exe[64];          /* short name of the program, terminated                  */
+	char program[16];      /* QS_VERSION, terminated                                 */
+	uint64_t spare[17];    /* zero                                                   */
+};
+
+/* Counters of one key, in the mapped file. 256 bytes. */
+struct qs_counter {
+	char key[112];             /* qs_key_text                                             */
+	char rule[32];             /* rule that decided, "" if none                           */
+	char layer[40];            /* label or ""                                             */
+	uint8_t action;            /* enum qs_action planned                                  */
+	uint8_t reason;            /* enum qs_reason of the plan                              */
+	uint8_t role;              /* enum qs_role                                            */
+	uint8_t entry;             /* enum qs_entry                                           */
+	uint32_t used;             /* 1 once the slot is complete                             */
+	double flops;              /* of one call, 0 in "other"                               */
+	_Atomic uint64_t calls;    /* all calls                                               */
+	_Atomic uint64_t replaced; /* calls that our engine served                            */
+	_Atomic uint64_t bytes;    /* bytes of quantised operands written by us               */
+	_Atomic uint64_t late;     /* calls passed although planned otherwise                 */
+	uint64_t spare[3];         /* zero                                                    */
+};
+
+/* Reserves the slot of a new key; never NULL: when the table is full all further keys share the
+ * last slot, named "other". The caller fills nothing but the four atomics afterwards. */
+struct qs_counter *qs_counter_new(const char *key_text, const struct qs_key *key,
+                                  enum qs_action action, enum qs_reason reason, const char *rule,
+                                  const char *layer);
+/* Changes the decision of a slot (a plan that was cold becomes complete). */
+void qs_counter_decide(struct qs_counter *counter, enum qs_action action, enum qs_reason reason,
+                       const char *rule);
+/* Slot by index, NULL past the last used one; "other" comes last. A slot being filled by another
+ * thread has `used` == 0 and is to be skipped. */
+const struct qs_counter *qs_counter_at(size_t index);
+
+/* One decision, written as a JSON line to decisions.%r.%p.jsonl and as a dispatch message. */
+struct qs_decision {
+	const struct qs_key *key;
+	const char *layer;     /* or NULL                                                    */
+	int32_t weight;        /* ordinal of the weight, -1 = unknown                        */
+	const char *rule;      /* name of the rule, "default", or NULL if none was consulted */
+	enum qs_action action; /* what is done                                               */
+	enum qs_reason reason; /* why                                                        */
+	const char *detail;    /* one clause more, or NULL                                   */
+	const char *library;   /* path of the copy of cuBLAS, or NULL                        */
+};
+void qs_note_decision(const struct qs_decision *decision);
+
+/* The one-time line that lower precision is in effect; prints nothing if quiet. */
+void qs_note_notice(enum qs_action action);
+/* The exit table on stderr, if the options want it. */
+void qs_note_summary(void);
+
+#endif

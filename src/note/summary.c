@@ -1,0 +1,212 @@
+/* What a person sees without asking: the notice that lower precision is in effect, and the table at
+ * exit. Both go to stderr, in plain ASCII without colour, the table in one write so that those of
+ * several ranks do not mix.
+ *
+ * Assumes that other threads may still run while the table is made: figures may be a call apart.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "note/inside.h"
+
+#define ROWS_MAX 40
+#define MIB      1048576.0
+
+/* A slot, or the sum of all, as it was when the table was made. */
+struct row {
+	const struct qs_counter *counter;      /* NULL in the sum                        */
+	double flops;                          /* of all calls                           */
+	double replaced_flops;                 /* of the replaced ones                   */
+	uint64_t calls, replaced, bytes, late; /* as in struct qs_counter                */
+};
+
+/* The table being made. */
+struct table {
+	struct row sum;            /* of all rows                         */
+	struct row rows[ROWS_MAX]; /* the largest ones, by flops and calls */
+	size_t shown, all;         /* rows kept, rows seen                */
+};
+
+static char page[16384]; /* the table as text; exit happens once */
+static size_t used;      /* bytes of it                          */
+
+__attribute__((format(printf, 1, 2))) static void put(const char *format, ...)
+{
+	va_list args;
+	size_t room = sizeof page - used;
+	va_start(args, format);
+	int length = vsnprintf(page + used, room, format, args);
+	va_end(args);
+	if (length > 0 && (size_t)length < room)
+		used += (size_t)length;
+}
+
+static struct row read_row(const struct qs_counter *counter)
+{
+	struct row row = {
+	        .counter = counter,
+	        .calls = atomic_load(&counter->calls),
+	        .replaced = atomic_load(&counter->replaced),
+	        .bytes = atomic_load(&counter->bytes),
+	        .late = atomic_load(&counter->late),
+	};
+	row.flops = (double)row.calls * counter->flops;
+	row.replaced_flops = (double)row.replaced * counter->flops;
+	return row;
+}
+
+static void add_to_sum(struct row *sum, const struct row *row)
+{
+	sum->flops += row->flops;
+	sum->replaced_flops += row->replaced_flops;
+	sum->calls += row->calls;
+	sum->replaced += row->replaced;
+	sum->bytes += row->bytes;
+	sum->late += row->late;
+}
+
+static bool is_larger(const struct row *x, const struct row *y)
+{
+	return x->flops != y->flops ? x->flops > y->flops : x->calls > y->calls;
+}
+
+/* Keeps the largest rows in order. */
+static void insert(struct table *table, const struct row *row)
+{
+	size_t at = table->shown;
+	while (at > 0 && is_larger(row, &table->rows[at - 1]))
+		at--;
+	if (at == ROWS_MAX)
+		return;
+	if (table->shown < ROWS_MAX)
+		table->shown++;
+	memmove(&table->rows[at + 1], &table->rows[at],
+	        (table->shown - at - 1) * sizeof *table->rows);
+	table->rows[at] = *row;
+}
+
+static void collect(struct table *table)
+{
+	const struct qs_counter *counter;
+	for (size_t i = 0; (counter = qs_counter_at(i)); i++) {
+		if (!__atomic_load_n(&counter->used, __ATOMIC_ACQUIRE))
+			continue;
+		struct row row = read_row(counter);
+		if (!row.calls)
+			continue;
+		table->all++;
+		add_to_sum(&table->sum, &row);
+		insert(table, &row);
+	}
+}
+
+static double percent(double part, double whole)
+{
+	return whole > 0 ? 100.0 * part / whole : 0.0;
+}
+
+static void put_row(const struct row *row, double flops)
+{
+	const struct qs_counter *counter = row->counter;
+	char why[40];
+	if (counter->reason == QS_REASON_RULE && *counter->rule)
+		snprintf(why, sizeof why, "rule %.31s", counter->rule);
+	else
+		snprintf(why, sizeof why, "%s", qs_reason_code(counter->reason));
+	put("qshim: %6.1f %11llu %11llu %8llu %10.1f  %-6s  %-18s  %.111s%s%.39s\n",
+	    percent(row->flops, flops), (unsigned long long)row->calls,
+	    (unsigned long long)row->replaced, (unsigned long long)row->late,
+	    (double)row->bytes / MIB, qs_action_name(counter->action), why, counter->key,
+	    *counter->layer ? "  " : "", counter->layer);
+}
+
+static void put_sum(const struct row *sum)
+{
+	put("qshim: %llu product%s seen by %.40s (pid %d, rank %d), %llu replaced (%.1f %% of the "
+	    "FLOPs), %.1f MiB quantised\n",
+	    (unsigned long long)sum->calls, sum->calls == 1 ? "" : "s",
+	    program_invocation_short_name, (int)getpid(), qs_rank(),
+	    (unsigned long long)sum->replaced, percent(sum->replaced_flops, sum->flops),
+	    (double)sum->bytes / MIB);
+}
+
+static void put_table(const struct table *table)
+{
+	put_sum(&table->sum);
+	put("qshim: %6s %11s %11s %8s %10s  %-6s  %-18s  %s\n", "FLOPs%", "calls", "replaced",
+	    "late", "MiB", "action", "reason", "product");
+	for (size_t i = 0; i < table->shown; i++)
+		put_row(&table->rows[i], table->sum.flops);
+	if (table->all > table->shown)
+		put("qshim: and %zu more\n", table->all - table->shown);
+	if (table->sum.late)
+		put("qshim: late: passed although planned otherwise; QSHIM_LOG=dispatch says "
+		    "why\n");
+}
+
+static bool is_wanted(const struct qs_options *options)
+{
+	if (!options || options->summary == QS_SUMMARY_NEVER)
+		return false;
+	return options->summary == QS_SUMMARY_ALWAYS || isatty(STDERR_FILENO);
+}
+
+void qs_note_summary(void)
+{
+	static struct table table;
+	const struct qs_options *options = qs_note_options();
+	int saved = errno;
+	if (is_wanted(options)) {
+		bool locked = qs_counter_lock();
+		memset(&table, 0, sizeof table);
+		used = 0;
+		collect(&table);
+		if (table.all)
+			put_table(&table);
+		else if (options->summary == QS_SUMMARY_ALWAYS)
+			put("qshim: no matrix product was seen\n");
+		if (locked)
+			qs_counter_unlock();
+		qs_write(STDERR_FILENO, page, used);
+	}
+	errno = saved;
+}
+
+static _Atomic unsigned told; /* bit per action announced */
+
+void qs_summary_forked(void)
+{
+	atomic_store(&told, 0);
+}
+
+/* What an action does to precision; NULL if nothing. */
+static const char *notice_of(enum qs_action action)
+{
+	switch (action) {
+	case QS_ACTION_FP8:
+		return "qshim: bf16 products run in fp8 where predicted faster; QSHIM=off "
+		       "disables, QSHIM_QUIET=1 hides this line\n";
+	case QS_ACTION_NF4:
+		return "qshim: bf16 products run with NF4 weights where the policy says so; "
+		       "QSHIM=off disables, QSHIM_QUIET=1 hides this line\n";
+	default:
+		return NULL;
+	}
+}
+
+/* At every replaced product: the first test is all that most of them see. */
+void qs_note_notice(enum qs_action action)
+{
+	unsigned bit = 1u << action;
+	if (atomic_load_explicit(&told, memory_order_relaxed) & bit)
+		return;
+	const struct qs_options *options = qs_note_options();
+	const char *notice = notice_of(action);
+	if ((atomic_fetch_or(&told, bit) & bit) || !notice || (options && options->quiet))
+		return;
+	qs_write(STDERR_FILENO, notice, strlen(notice));
+}
