@@ -1,0 +1,136 @@
+/* device/: the CUDA driver by pointer, contexts, our kernels, and scratch memory.
+ *
+ * driver.c   qs_driver_get qs_driver_forked qs_error_name
+ * context.c  qs_context_current qs_context_forked
+ * stream.c   qs_stream_describe
+ * scratch.c  qs_scratch_lock qs_scratch_unlock qs_device_bytes
+ * embed.S    qs_fatbin_quantise
+ */
+#ifndef QS_DEVICE_DEVICE_H
+#define QS_DEVICE_DEVICE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <cuda.h>
+
+#include "gemm/reason.h"
+
+struct qs_options;
+
+/* Driver functions without which nothing is replaced. Versioned names are spelled out: the library
+ * must not depend on which macro cuda.h maps a name to. */
+#define QS_DRIVER_API(X)                                                                           \
+	X(cuCtxGetCurrent)                                                                         \
+	X(cuCtxGetDevice)                                                                          \
+	X(cuDeviceGetAttribute)                                                                    \
+	X(cuDeviceTotalMem_v2)                                                                     \
+	X(cuGetErrorName)                                                                          \
+	X(cuLaunchKernel)                                                                          \
+	X(cuMemAlloc_v2)                                                                           \
+	X(cuMemFree_v2)                                                                            \
+	X(cuMemGetInfo_v2)                                                                         \
+	X(cuModuleGetFunction)                                                                     \
+	X(cuModuleLoadData)                                                                        \
+	X(cuFuncGetAttribute)                                                                      \
+	X(cuPointerGetAttribute)                                                                   \
+	X(cuStreamIsCapturing)                                                                     \
+	X(cuThreadExchangeStreamCaptureMode)                                                       \
+	X(cuGraphRetainUserObject)                                                                 \
+	X(cuUserObjectCreate)                                                                      \
+	X(cuUserObjectRelease)
+
+/* Newer ones, NULL in older drivers: ids then fall back to handles. */
+#define QS_DRIVER_OPTIONAL(X)                                                                      \
+	X(cuCtxGetId)                                                                              \
+	X(cuStreamGetId)
+
+/* cuda.h of CUDA 13 declares only the newest form; this one is in every driver since 11.3. */
+typedef CUresult qs_capture_info_function(CUstream stream, CUstreamCaptureStatus *status,
+                                          cuuint64_t *id, CUgraph *graph,
+                                          const CUgraphNode **dependencies, size_t *count);
+
+struct qs_driver {
+#define QS_DRIVER_MEMBER(function) __typeof__(function) *function;
+	QS_DRIVER_API(QS_DRIVER_MEMBER)
+	QS_DRIVER_OPTIONAL(QS_DRIVER_MEMBER)
+#undef QS_DRIVER_MEMBER
+	qs_capture_info_function *cuStreamGetCaptureInfo_v2;
+};
+
+/* The driver the program loaded, or NULL if there is none or it lacks something. */
+const struct qs_driver *qs_driver_get(void);
+/* In a forked child: make the lock usable. The functions stay where they are. */
+void qs_driver_forked(void);
+/* "CUDA_ERROR_OUT_OF_MEMORY"; never NULL. */
+const char *qs_error_name(CUresult error);
+
+/* One piece of scratch: owned by a stream for eager work, or by a graph that captured it. */
+struct qs_scratch {
+	bool used;            /* belongs to a stream or a capture; else free for the asking   */
+	uint64_t capture;     /* id of the capture, 0 for eager work                          */
+	uint64_t stream;      /* id of the stream (captures may fork)                         */
+	CUdeviceptr base;     /* 0 = nothing allocated yet                                    */
+	size_t size;          /* bytes                                                        */
+	uint64_t turn;        /* of the context when it was last asked for                    */
+	_Atomic int captured; /* 0 = eager; 1 = in a graph that lives; 2 = graph is gone      */
+	pthread_mutex_t lock; /* held while one product's launches are submitted              */
+};
+
+#define QS_SCRATCH_MAX 64
+
+/* One CUDA context of the process. Never freed. */
+struct qs_context {
+	uint64_t id;           /* unique in the process if the driver tells ids          */
+	CUcontext handle;      /* the context                                            */
+	CUdevice device;       /* ordinal                                                */
+	int cc;                /* compute capability, major * 10 + minor                 */
+	int sms;               /* multiprocessors                                        */
+	size_t total;          /* bytes of device memory                                 */
+	size_t limit;          /* bytes we may take                                      */
+	_Atomic size_t taken;  /* bytes we took                                          */
+	size_t largest;        /* most scratch a product asked for, under lock           */
+	uint64_t turn;         /* counts requests for scratch, under lock                */
+	CUfunction amax, cast; /* kernels of quantise.cu                                 */
+	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
+	const char *detail;    /* what failed, or NULL                                   */
+	pthread_mutex_t lock;  /* of the scratch table                                   */
+	struct qs_scratch scratch[QS_SCRATCH_MAX];
+};
+
+/* The current context of this thread, set up at first use (loads the kernels: not while capturing
+ * unless known already, see `may_create`). NULL with *why set if there is none. */
+struct qs_context *qs_context_current(const struct qs_options *options, bool may_create,
+                                      enum qs_reason *why);
+/* True if device pointer p belongs to the context's device (or to the host, mapped). */
+bool qs_context_owns(const struct qs_context *context, const void *p);
+/* In a forked child: forget every context; the driver's state did not survive. */
+void qs_context_forked(void);
+/* Bytes of device memory taken by us on all devices. */
+size_t qs_device_bytes(void);
+
+/* What a stream is doing. */
+struct qs_stream {
+	CUstream handle;
+	uint64_t id;      /* unique in the process if the driver tells ids */
+	bool capturing;   /* into a graph                                  */
+	uint64_t capture; /* id of the capture                             */
+	CUgraph graph;    /* being captured                                */
+};
+
+/* Fills `stream`; false if the stream cannot take work of ours now (invalidated capture, legacy
+ * stream during another capture, unknown handle). */
+bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
+
+/* At least `bytes` of scratch, 256-byte aligned, for work in this stream, locked: unlock once all
+ * launches that use it are submitted. Grows outside capture; a capture gets memory of its own,
+ * which goes back when the graph and its executables are destroyed. NULL with *why otherwise. */
+struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
+                                   size_t bytes, enum qs_reason *why);
+void qs_scratch_unlock(struct qs_scratch *scratch);
+
+extern const unsigned char qs_fatbin_quantise[] __attribute__((visibility("hidden")));
+
+#endif

@@ -1,0 +1,230 @@
+/* Scratch memory: quantised operands, scales and workspace of one product at a time per stream.
+ *
+ * Eager work: one block per stream, grown by doubling, so what a stream outgrew adds up to less
+ * than what it has; it is given back when the block that replaced it is made (freeing waits for the
+ * device, which growth outside capture may). Captured work: a graph can run at any time on any
+ * stream, so each capture (and each stream forked within it) gets a block of its own that no eager
+ * product touches. A user object retained by the graph says when the graph and its executables are
+ * gone; the block then serves another capture. Blocks that a graph holds are never moved or freed.
+ */
+#include "device/device.h"
+
+#include <stdlib.h>
+
+#include "note/note.h"
+
+/* The program's own allocations come first: we never take the last of the device's memory. */
+#define RESERVE     ((size_t)512 << 20)
+#define GRANULARITY ((size_t)2 << 20)
+
+enum {
+	EAGER,
+	CAPTURED,
+	RELEASED
+};
+
+static size_t round_up(size_t bytes)
+{
+	return (bytes + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
+}
+
+/* Allocation in a mode that a capture elsewhere in the process neither forbids nor notices. */
+static CUresult allocate(CUdeviceptr *base, size_t bytes)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	size_t available = 0, total = 0;
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	CUresult error = cu->cuMemGetInfo_v2(&available, &total);
+	if (!error && available < bytes + (RESERVE < total / 16 ? RESERVE : total / 16))
+		error = CUDA_ERROR_OUT_OF_MEMORY;
+	if (!error)
+		error = cu->cuMemAlloc_v2(base, bytes);
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	return error;
+}
+
+static void release(CUdeviceptr base)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	if (!base)
+		return;
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	cu->cuMemFree_v2(base);
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* Replaces the block by one of at least `bytes`; on failure the scratch is as before. */
+static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t bytes)
+{
+	size_t wanted = round_up(bytes > 2 * scratch->size ? bytes : 2 * scratch->size);
+	size_t others = atomic_load(&context->taken) - scratch->size;
+	CUdeviceptr base = 0;
+	if (others + wanted > context->limit)
+		wanted = round_up(bytes);
+	if (others + wanted > context->limit)
+		return false;
+	CUresult error = allocate(&base, wanted);
+	if (error) {
+		qs_message(QS_LOG_CACHE, "no %zu MiB of scratch on device %d: %s", wanted >> 20,
+		           context->device, qs_error_name(error));
+		return false;
+	}
+	release(scratch->base);
+	atomic_fetch_add(&context->taken, wanted - scratch->size);
+	scratch->base = base;
+	scratch->size = wanted;
+	return true;
+}
+
+/* The driver calls this when the last graph that holds the block is destroyed; CUDA may not be
+ * called from here. */
+static void graph_gone(void *data)
+{
+	struct qs_scratch *scratch = data;
+	atomic_store(&scratch->captured, RELEASED);
+}
+
+/* Ties the block's life to the graph being captured. */
+static bool retain(struct qs_scratch *scratch, CUgraph graph)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	CUuserObject object;
+	if (cu->cuUserObjectCreate(&object, scratch, graph_gone, 1,
+	                           CU_USER_OBJECT_NO_DESTRUCTOR_SYNC))
+		return false;
+	atomic_store(&scratch->captured, CAPTURED);
+	if (!cu->cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE))
+		return true;
+	cu->cuUserObjectRelease(object, 1); /* runs graph_gone() */
+	return false;
+}
+
+/* Empties the block that waited longest, for another owner; freeing waits for the work that used
+ * it. NULL if it is in use right now. */
+static struct qs_scratch *reclaim(struct qs_context *context)
+{
+	struct qs_scratch *oldest = NULL;
+	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
+		struct qs_scratch *scratch = &context->scratch[i];
+		if (atomic_load(&scratch->captured) != CAPTURED &&
+		    (!oldest || scratch->turn < oldest->turn))
+			oldest = scratch;
+	}
+	if (!oldest || pthread_mutex_trylock(&oldest->lock))
+		return NULL;
+	release(oldest->base);
+	atomic_fetch_sub(&context->taken, oldest->size);
+	oldest->base = 0;
+	oldest->size = 0;
+	oldest->used = false;
+	oldest->stream = 0;
+	pthread_mutex_unlock(&oldest->lock);
+	return oldest;
+}
+
+static struct qs_scratch *find_eager(struct qs_context *context, const struct qs_stream *stream)
+{
+	struct qs_scratch *scratch = NULL;
+	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
+		struct qs_scratch *each = &context->scratch[i];
+		if (each->used && !each->capture && each->stream == stream->id) {
+			each->turn = ++context->turn;
+			return each;
+		}
+		if (!each->used && !scratch)
+			scratch = each;
+	}
+	if (!scratch && !(scratch = reclaim(context)))
+		return NULL;
+	atomic_store(&scratch->captured, EAGER);
+	scratch->used = true;
+	scratch->capture = 0;
+	scratch->stream = stream->id;
+	scratch->turn = ++context->turn;
+	return scratch;
+}
+
+/* Gives a free block to a capture. As large as any product wanted so far, so that one block serves
+ * the whole capture. Allocating is legal here: the thread is in relaxed mode for it, and the graph
+ * does not see it. */
+static struct qs_scratch *adopt(struct qs_context *context, struct qs_scratch *scratch,
+                                const struct qs_stream *stream)
+{
+	if (scratch->size < context->largest && !grow(context, scratch, context->largest))
+		return NULL;
+	if (!retain(scratch, stream->graph))
+		return NULL;
+	scratch->used = true;
+	scratch->capture = stream->capture;
+	scratch->stream = stream->id;
+	scratch->turn = ++context->turn;
+	return scratch;
+}
+
+/* The block of this capture and stream, else a released one that is large enough, else any free. */
+static struct qs_scratch *find_captured(struct qs_context *context, const struct qs_stream *stream,
+                                        size_t bytes)
+{
+	struct qs_scratch *best = NULL;
+	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
+		struct qs_scratch *scratch = &context->scratch[i];
+		int captured = atomic_load(&scratch->captured);
+		if (captured == CAPTURED && scratch->capture == stream->capture &&
+		    scratch->stream == stream->id && scratch->size >= bytes)
+			return scratch;
+		if (captured != RELEASED && scratch->used)
+			continue;
+		if (!best || (best->size < bytes && scratch->size > best->size))
+			best = scratch;
+	}
+	if (!best)
+		best = reclaim(context);
+	return best ? adopt(context, best, stream) : NULL;
+}
+
+/* False if the block went to another stream (reclaim) before the caller had locked it. */
+static bool is_owner(const struct qs_scratch *scratch, const struct qs_stream *stream)
+{
+	return scratch->stream == stream->id &&
+	       scratch->capture == (stream->capturing ? stream->capture : 0);
+}
+
+static struct qs_scratch *find_and_lock(struct qs_context *context, const struct qs_stream *stream,
+                                        size_t bytes)
+{
+	for (;;) {
+		pthread_mutex_lock(&context->lock);
+		if (context->largest < bytes)
+			context->largest = bytes;
+		struct qs_scratch *scratch = stream->capturing
+		                                     ? find_captured(context, stream, bytes)
+		                                     : find_eager(context, stream);
+		pthread_mutex_unlock(&context->lock);
+		if (!scratch)
+			return NULL;
+		pthread_mutex_lock(&scratch->lock);
+		if (is_owner(scratch, stream))
+			return scratch;
+		pthread_mutex_unlock(&scratch->lock);
+	}
+}
+
+struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
+                                   size_t bytes, enum qs_reason *why)
+{
+	*why = QS_REASON_MEMORY;
+	struct qs_scratch *scratch = find_and_lock(context, stream, bytes);
+	if (!scratch)
+		return NULL;
+	if (scratch->size >= bytes || (!stream->capturing && grow(context, scratch, bytes)))
+		return scratch;
+	pthread_mutex_unlock(&scratch->lock);
+	return NULL;
+}
+
+void qs_scratch_unlock(struct qs_scratch *scratch)
+{
+	pthread_mutex_unlock(&scratch->lock);
+}

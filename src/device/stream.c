@@ -1,0 +1,24 @@
+/* What a stream is doing: asked before anything else touches it, because most of the driver is
+ * forbidden to a capturing stream and some of it spoils the capture. */
+#include "device/device.h"
+
+bool qs_stream_describe(CUstream handle, struct qs_stream *stream)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	unsigned long long id = 0;
+	cuuint64_t capture = 0;
+	*stream = (struct qs_stream){.handle = handle, .id = (uintptr_t)handle};
+	if (cu->cuStreamIsCapturing(handle, &status) ||
+	    status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+		return false;
+	if (cu->cuStreamGetId && !cu->cuStreamGetId(handle, &id))
+		stream->id = id;
+	if (status == CU_STREAM_CAPTURE_STATUS_NONE)
+		return true;
+	stream->capturing = true;
+	if (cu->cuStreamGetCaptureInfo_v2(handle, &status, &capture, &stream->graph, NULL, NULL))
+		return false;
+	stream->capture = capture;
+	return status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}

@@ -1,0 +1,43 @@
+/* engine/: what serves a product instead of the program's own call.
+ *
+ * An engine prepares a plan for one context once (may allocate, ask for heuristics, never while
+ * capturing) and then runs it with the pointers of each call, on the caller's stream. Adding one is
+ * a new file and a line in engine.c.
+ *
+ * engine.c  qs_engine_of
+ * fp8.c     qs_engine_fp8
+ */
+#ifndef QS_ENGINE_ENGINE_H
+#define QS_ENGINE_ENGINE_H
+
+#include "device/device.h"
+#include "gemm/gemm.h"
+#include "policy/policy.h"
+
+/* What went wrong, for the decision log. */
+struct qs_failure {
+	enum qs_reason reason;
+	char detail[96];
+};
+
+struct qs_engine {
+	enum qs_action action;
+	/* The state for this key and context, or NULL with *failure filled. */
+	void *(*prepare)(const struct qs_gemm *g, struct qs_context *context,
+	                 const struct qs_choice *choice, struct qs_failure *failure);
+	/* Submits the product; false with *failure filled, and then nothing has been written to D.
+	 * *bytes is what was written to quantised operands. */
+	bool (*run)(void *state, const struct qs_gemm *g, struct qs_context *context,
+	            const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure);
+};
+
+/* The engine of an action, or NULL if this build has none. */
+const struct qs_engine *qs_engine_of(enum qs_action action);
+
+extern const struct qs_engine qs_engine_fp8;
+
+/* Fills a failure; returns false so that a step can `return qs_failed(...)`. */
+bool qs_failed(struct qs_failure *failure, enum qs_reason reason, const char *format, ...)
+        __attribute__((format(printf, 3, 4)));
+
+#endif

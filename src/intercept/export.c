@@ -1,0 +1,88 @@
+/* The exported symbols, and the wrappers that dlsym hands out.
+ *
+ * A linked caller is told apart by its return address. A caller that asked dlsym(handle, ...) for
+ * the function may call it from anywhere (ctypes calls from libffi), so it gets a wrapper bound to
+ * the copy of cuBLAS that the handle named: one per entry point and copy, made here by the
+ * compiler.
+ */
+#include "intercept/intercept.h"
+
+#define QS_EXPORT     __attribute__((visibility("default")))
+#define QS_STRIP(...) __VA_ARGS__
+
+/* try_<function>(): in cublas.c and cublaslt.c; true if the product was launched. */
+#define QS_DECLARE_TRY(entry, function, params, args)                                              \
+	bool try_##function(const struct qs_library *library, QS_STRIP params);
+QS_ENTRIES(QS_DECLARE_TRY)
+#undef QS_DECLARE_TRY
+
+/* One call to one known copy: the outermost of this thread is looked at, the rest goes through. The
+ * guard is held around the original too, as libcublas calls cublasLtMatmul. */
+#define QS_DEFINE_ON(entry, function, params, args)                                                \
+	static cublasStatus_t on_##function(const struct qs_library *library, QS_STRIP params)     \
+	{                                                                                          \
+		__typeof__(function) *original =                                                   \
+		        (__typeof__(function) *)library->original[QS_ENTRY_##entry];               \
+		if (!qs_begin())                                                                   \
+			return original args;                                                      \
+		cublasStatus_t status = CUBLAS_STATUS_SUCCESS;                                     \
+		if (!try_##function(library, QS_STRIP args))                                       \
+			status = original args;                                                    \
+		qs_end();                                                                          \
+		return status;                                                                     \
+	}
+QS_ENTRIES(QS_DEFINE_ON)
+#undef QS_DEFINE_ON
+
+/* A program can only get here without a copy of cuBLAS if it looked the symbol up globally and
+ * found ours; the answer is what cuBLAS gives before it is initialised. */
+#define QS_DEFINE(entry, function, params, args)                                                   \
+	QS_EXPORT cublasStatus_t function params                                                   \
+	{                                                                                          \
+		const struct qs_library *library =                                                 \
+		        qs_caller_library(QS_ENTRY_##entry, __builtin_return_address(0));          \
+		if (!library)                                                                      \
+			return CUBLAS_STATUS_NOT_INITIALIZED;                                      \
+		return on_##function(library, QS_STRIP args);                                      \
+	}
+QS_ENTRIES(QS_DEFINE)
+#undef QS_DEFINE
+
+#define QS_DEFINE_BOUND(slot, function, params, args)                                              \
+	static cublasStatus_t bound_##slot##_##function params                                     \
+	{                                                                                          \
+		return on_##function(qs_bound_library(slot), QS_STRIP args);                       \
+	}
+#define QS_DEFINE_BOUND_ALL(entry, function, params, args)                                         \
+	QS_DEFINE_BOUND(0, function, params, args)                                                 \
+	QS_DEFINE_BOUND(1, function, params, args)                                                 \
+	QS_DEFINE_BOUND(2, function, params, args)                                                 \
+	QS_DEFINE_BOUND(3, function, params, args)
+QS_ENTRIES(QS_DEFINE_BOUND_ALL)
+#undef QS_DEFINE_BOUND_ALL
+#undef QS_DEFINE_BOUND
+
+_Static_assert(QS_BOUND_MAX == 4, "one QS_DEFINE_BOUND line per slot");
+
+static void *const wrappers[QS_ENTRY_COUNT][QS_BOUND_MAX + 1] = {
+#define QS_ROW(entry, function, params, args)                                                      \
+	[QS_ENTRY_##entry] = {(void *)bound_0_##function, (void *)bound_1_##function,              \
+	                      (void *)bound_2_##function, (void *)bound_3_##function,              \
+	                      (void *)function},
+        QS_ENTRIES(QS_ROW)
+#undef QS_ROW
+};
+
+void *qs_bound_wrapper(enum qs_entry entry, int slot)
+{
+	return wrappers[entry][slot];
+}
+
+bool qs_is_own(const void *function)
+{
+	for (int entry = 0; entry < QS_ENTRY_COUNT; entry++)
+		for (int slot = 0; slot <= QS_BOUND_MAX; slot++)
+			if (wrappers[entry][slot] == function)
+				return true;
+	return false;
+}

@@ -1,0 +1,82 @@
+/* intercept/: what the program calls instead of cuBLAS, and where the real functions are.
+ *
+ * An exported function finds the copy of cuBLAS its caller means, describes the call in one struct
+ * qs_gemm, asks qs_dispatch(), and otherwise makes the program's own call with its own arguments.
+ *
+ * entries.h   the list of hooked entry points
+ * cublas.c    the cublas* entry points
+ * cublaslt.c  cublasLtMatmul: reads the caller's descriptors
+ * export.c    exported symbols and the bound wrappers that dlsym hands out: qs_bound_wrapper
+ * loader.c    originals: qs_caller_library qs_library_of qs_real_dlsym qs_loader_forked
+ * dlsym.S     the exported dlsym, a tail jump; qs_dlsym_filter in loader.c
+ * guard.c     qs_begin qs_end
+ */
+#ifndef QS_INTERCEPT_INTERCEPT_H
+#define QS_INTERCEPT_INTERCEPT_H
+
+#include <cublasLt.h>
+#include <cublas_api.h>
+
+#include "gemm/gemm.h"
+#include "intercept/entries.h"
+
+/* What we call ourselves in the copy of cuBLAS or cuBLASLt that the program loaded. A cuBLASLt
+ * library has no cublas* functions: those pointers are NULL then. */
+#define QS_LIBRARY_API(X)                                                                          \
+	X(cublasGetStream_v2)                                                                      \
+	X(cublasGetPointerMode_v2)                                                                 \
+	X(cublasGetMathMode)                                                                       \
+	X(cublasLtGetVersion)                                                                      \
+	X(cublasLtMatmul)                                                                          \
+	X(cublasLtMatmulDescCreate)                                                                \
+	X(cublasLtMatmulDescDestroy)                                                               \
+	X(cublasLtMatmulDescSetAttribute)                                                          \
+	X(cublasLtMatmulDescGetAttribute)                                                          \
+	X(cublasLtMatrixLayoutCreate)                                                              \
+	X(cublasLtMatrixLayoutDestroy)                                                             \
+	X(cublasLtMatrixLayoutGetAttribute)                                                        \
+	X(cublasLtMatmulPreferenceCreate)                                                          \
+	X(cublasLtMatmulPreferenceDestroy)                                                         \
+	X(cublasLtMatmulPreferenceSetAttribute)                                                    \
+	X(cublasLtMatmulAlgoGetHeuristic)
+
+/* One loaded copy of libcublas or libcublasLt. Immutable once published, never freed. */
+struct qs_library {
+	int index;                      /* position in the table, part of the key              */
+	char *path;                     /* as the dynamic loader names it                      */
+	void *handle;                   /* reference from dlopen(RTLD_NOLOAD), kept for ever   */
+	size_t version;                 /* cublasLtGetVersion(), 0 if it could not be asked    */
+	bool complete;                  /* every cublasLt* pointer below was found             */
+	void *original[QS_ENTRY_COUNT]; /* the real entry points, NULL if absent */
+#define QS_LIBRARY_MEMBER(function) __typeof__(function) *function;
+	QS_LIBRARY_API(QS_LIBRARY_MEMBER)
+#undef QS_LIBRARY_MEMBER
+};
+
+/* How many copies dlsym can hand out bound wrappers for; further ones get the real function. */
+#define QS_BOUND_MAX 4
+
+/* The copy of cuBLAS that a call from `address` to `entry` means: the caller's own scope, then
+ * RTLD_NEXT, then a walk over the loaded objects. NULL if none has the function. Lock-free when the
+ * call site was seen before. */
+const struct qs_library *qs_caller_library(enum qs_entry entry, const void *address);
+/* Copy number `slot` of those bound by dlsym. */
+const struct qs_library *qs_bound_library(int slot);
+/* The library that contains this original function, registered if new. NULL if out of memory. */
+const struct qs_library *qs_library_of(enum qs_entry entry, void *original);
+/* glibc's dlsym, or the next one in preload order. */
+void *qs_real_dlsym(void *handle, const char *name);
+/* The wrapper of `entry` for the copy in `slot`. */
+void *qs_bound_wrapper(enum qs_entry entry, int slot);
+/* True if the address is one of our own exported functions or wrappers. */
+bool qs_is_own(const void *function);
+/* In a forked child: make the loader's lock usable. */
+void qs_loader_forked(void);
+
+/* Enters the outermost hooked call of this thread. False inside another one (cuBLAS calling
+ * cublasLtMatmul, or a call of ours): then the original is called at once and nothing is counted.
+ */
+bool qs_begin(void);
+void qs_end(void);
+
+#endif

@@ -1,0 +1,197 @@
+/* The way of one call: start, key, plan, and if the plan has an engine, its instance in the current
+ * context, run on the caller's stream. Whatever fails on the way, the answer is "pass", and the
+ * program's own call follows.
+ */
+#include "plan/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "intercept/intercept.h"
+
+/* Runs that may fail before a key is left alone. */
+#define FAILURES_MAX 3
+
+/* cuBLASLt versions with fp8 products that this build knows: 12.0 up to all of 13. */
+#define CUBLASLT_FIRST 120000
+#define CUBLASLT_END   140000
+
+static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_action action,
+                 enum qs_reason reason, const char *detail)
+{
+	qs_note_decision(&(struct qs_decision){
+	        .key = &plan->key,
+	        .weight = -1,
+	        .rule = plan->rule,
+	        .action = action,
+	        .reason = reason,
+	        .detail = detail && *detail ? detail : NULL,
+	        .library = g->library->path,
+	});
+}
+
+/* A call that passes although its key has an engine: counted, and logged once per reason. */
+static bool pass_late(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason reason,
+                      const char *detail)
+{
+	uint64_t bit = (uint64_t)1 << reason;
+	atomic_fetch_add_explicit(&plan->counter->late, 1, memory_order_relaxed);
+	if (!(atomic_fetch_or(&plan->told, bit) & bit))
+		note(plan, g, QS_ACTION_NATIVE, reason, detail);
+	return false;
+}
+
+static enum qs_reason check_library(const struct qs_library *library)
+{
+	if (!library->complete || library->version < CUBLASLT_FIRST)
+		return QS_REASON_CUBLASLT_OLD;
+	if (library->version >= CUBLASLT_END && !qs_process()->options->cublaslt_any)
+		return QS_REASON_CUBLASLT_NEW;
+	return QS_REASON_AUTO;
+}
+
+static struct qs_instance *find_instance(const struct qs_plan *plan,
+                                         const struct qs_context *context)
+{
+	struct qs_instance *instance = atomic_load_explicit(&plan->first, memory_order_acquire);
+	while (instance && instance->context != context)
+		instance = instance->next;
+	return instance;
+}
+
+/* Asks the engine, unless the device or the library rules it out, and logs the outcome. */
+static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
+                    const struct qs_gemm *g)
+{
+	struct qs_failure failure = {.reason = instance->context->reason};
+	if (instance->context->detail)
+		qs_failed(&failure, failure.reason, "%s", instance->context->detail);
+	if (failure.reason == QS_REASON_AUTO)
+		failure.reason = check_library(g->library);
+	if (failure.reason == QS_REASON_AUTO)
+		instance->state =
+		        plan->engine->prepare(g, instance->context, &plan->choice, &failure);
+	instance->reason = instance->state ? plan->reason : failure.reason;
+	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
+	qs_counter_decide(plan->counter, action, instance->reason, plan->rule);
+	note(plan, g, action, instance->reason, failure.detail);
+}
+
+static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_gemm *g,
+                                         struct qs_context *context)
+{
+	pthread_mutex_lock(&prepare_lock);
+	struct qs_instance *instance = find_instance(plan, context);
+	if (!instance && (instance = calloc(1, sizeof *instance))) {
+		instance->context = context;
+		prepare(instance, plan, g);
+		instance->next = atomic_load(&plan->first);
+		atomic_store_explicit(&plan->first, instance, memory_order_release);
+	}
+	pthread_mutex_unlock(&prepare_lock);
+	return instance;
+}
+
+static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
+                const struct qs_stream *stream)
+{
+	struct qs_failure failure = {.reason = QS_REASON_ERROR};
+	uint64_t bytes = 0;
+	if (plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure)) {
+		atomic_fetch_add_explicit(&plan->counter->replaced, 1, memory_order_relaxed);
+		atomic_fetch_add_explicit(&plan->counter->bytes, bytes, memory_order_relaxed);
+		qs_note_notice(plan->action);
+		return true;
+	}
+	if (failure.reason == QS_REASON_ERROR) {
+		atomic_fetch_add(&instance->failures, 1);
+		qs_message_once(QS_REASON_ERROR, "%s; the program's own call is made",
+		                failure.detail);
+	}
+	return pass_late(plan, g, failure.reason, failure.detail);
+}
+
+/* The context of this call, set up if new and the stream is not capturing. */
+static struct qs_context *find_context(const struct qs_stream *stream, enum qs_reason *why)
+{
+	return qs_context_current(qs_process()->options, !stream->capturing, why);
+}
+
+/* The pointers and the stream of this call, once the key is known to be served in this context. */
+static bool replace_here(struct qs_plan *plan, struct qs_instance *instance,
+                         const struct qs_gemm *g, const struct qs_stream *stream)
+{
+	if (atomic_load_explicit(&instance->failures, memory_order_relaxed) >= FAILURES_MAX)
+		return pass_late(plan, g, QS_REASON_ERROR, "given up after repeated failures");
+	if (!qs_context_owns(instance->context, g->d))
+		return pass_late(plan, g, QS_REASON_CONTEXT, NULL);
+	if (qs_overlap(g))
+		return pass_late(plan, g, QS_REASON_ALIAS, NULL);
+	return run(plan, instance, g, stream);
+}
+
+/* The product has an engine. A key that is known to pass in this context passes before anything
+ * else is asked of the driver. */
+static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
+{
+	enum qs_reason why;
+	struct qs_stream stream;
+	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
+	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
+	if (instance && !instance->state)
+		return false;
+	if (!context && why == QS_REASON_CONTEXT)
+		return pass_late(plan, g, qs_process_forked() ? QS_REASON_FORK : why, NULL);
+	if (!qs_stream_describe(g->stream, &stream))
+		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, "the stream takes no work now");
+	if (!context)
+		context = find_context(&stream, &why);
+	if (!context)
+		return pass_late(plan, g, why, NULL);
+	if (!instance && stream.capturing)
+		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);
+	if (!instance)
+		instance = make_instance(plan, g, context);
+	if (!instance)
+		return pass_late(plan, g, QS_REASON_MEMORY, NULL);
+	return instance->state && replace_here(plan, instance, g, &stream);
+}
+
+/* Products beyond the plan table are counted together. */
+static struct qs_counter *_Atomic other;
+
+static bool pass_uncharted(const struct qs_gemm *g)
+{
+	struct qs_counter *counter = atomic_load(&other);
+	if (!counter) {
+		counter = qs_counter_new("other", &g->key, QS_ACTION_NATIVE, QS_REASON_CACHE_FULL,
+		                         NULL, NULL);
+		atomic_store(&other, counter);
+		qs_message_once(QS_REASON_CACHE_FULL, "%s: %s",
+		                qs_reason_text(QS_REASON_CACHE_FULL),
+		                qs_reason_cure(QS_REASON_CACHE_FULL));
+	}
+	atomic_fetch_add_explicit(&counter->calls, 1, memory_order_relaxed);
+	return false;
+}
+
+bool qs_dispatch(struct qs_gemm *g)
+{
+	if (!qs_start())
+		return false;
+	qs_gemm_key(g);
+	g->key.role = (uint8_t)qs_role_of(&g->key, qs_thread_is_autograd());
+	struct qs_plan *plan = qs_plan_get(&g->key, g->library->path);
+	if (!plan)
+		return pass_uncharted(g);
+	atomic_fetch_add_explicit(&plan->counter->calls, 1, memory_order_relaxed);
+	return plan->engine && replace(plan, g);
+}
+
+void qs_dispatch_forked(void)
+{
+	pthread_mutex_init(&prepare_lock, NULL);
+	atomic_store(&other, NULL);
+}
