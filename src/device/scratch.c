@@ -6,6 +6,7 @@
  * stream, so each capture (and each stream forked within it) gets a block of its own that no eager
  * product touches. A user object retained by the graph says when the graph and its executables are
  * gone; the block then serves another capture. Blocks that a graph holds are never moved or freed.
+ * Streams come and go unseen: blocks that waited long make room when there is none.
  */
 #include "device/device.h"
 
@@ -16,6 +17,9 @@
 /* The program's own allocations come first: we never take the last of the device's memory. */
 #define RESERVE     ((size_t)512 << 20)
 #define GRANULARITY ((size_t)2 << 20)
+
+/* Requests of others after which a block counts as left behind. */
+#define IDLE_TURNS 64
 
 enum {
 	EAGER,
@@ -102,17 +106,19 @@ static bool retain(struct qs_scratch *scratch, CUgraph graph)
 }
 
 /* Empties the block that waited longest, for another owner; freeing waits for the work that used
- * it. NULL if it is in use right now. */
+ * it. NULL if all of them were asked for lately: streams that take turns must not drive each other
+ * out. */
 static struct qs_scratch *reclaim(struct qs_context *context)
 {
 	struct qs_scratch *oldest = NULL;
 	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
 		struct qs_scratch *scratch = &context->scratch[i];
-		if (atomic_load(&scratch->captured) != CAPTURED &&
+		if (scratch->used && atomic_load(&scratch->captured) != CAPTURED &&
 		    (!oldest || scratch->turn < oldest->turn))
 			oldest = scratch;
 	}
-	if (!oldest || pthread_mutex_trylock(&oldest->lock))
+	if (!oldest || context->turn - oldest->turn < IDLE_TURNS ||
+	    pthread_mutex_trylock(&oldest->lock))
 		return NULL;
 	release(oldest->base);
 	atomic_fetch_sub(&context->taken, oldest->size);
@@ -130,7 +136,7 @@ static struct qs_scratch *find_eager(struct qs_context *context, const struct qs
 	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
 		struct qs_scratch *each = &context->scratch[i];
 		if (each->used && !each->capture && each->stream == stream->id) {
-			each->turn = ++context->turn;
+			each->turn = context->turn;
 			return each;
 		}
 		if (!each->used && !scratch)
@@ -142,24 +148,25 @@ static struct qs_scratch *find_eager(struct qs_context *context, const struct qs
 	scratch->used = true;
 	scratch->capture = 0;
 	scratch->stream = stream->id;
-	scratch->turn = ++context->turn;
+	scratch->turn = context->turn;
 	return scratch;
 }
 
-/* Gives a free block to a capture. As large as any product wanted so far, so that one block serves
- * the whole capture. Allocating is legal here: the thread is in relaxed mode for it, and the graph
- * does not see it. */
+/* Gives a free block to a capture. As large as any product wanted so far, if there is memory for
+ * it, so that one block serves the whole capture. Allocating is legal here: the thread is in
+ * relaxed mode for it, and the graph does not see it. */
 static struct qs_scratch *adopt(struct qs_context *context, struct qs_scratch *scratch,
-                                const struct qs_stream *stream)
+                                const struct qs_stream *stream, size_t bytes)
 {
-	if (scratch->size < context->largest && !grow(context, scratch, context->largest))
+	if (scratch->size < context->largest && !grow(context, scratch, context->largest) &&
+	    scratch->size < bytes && !grow(context, scratch, bytes))
 		return NULL;
 	if (!retain(scratch, stream->graph))
 		return NULL;
 	scratch->used = true;
 	scratch->capture = stream->capture;
 	scratch->stream = stream->id;
-	scratch->turn = ++context->turn;
+	scratch->turn = context->turn;
 	return scratch;
 }
 
@@ -181,7 +188,7 @@ static struct qs_scratch *find_captured(struct qs_context *context, const struct
 	}
 	if (!best)
 		best = reclaim(context);
-	return best ? adopt(context, best, stream) : NULL;
+	return best ? adopt(context, best, stream, bytes) : NULL;
 }
 
 /* False if the block went to another stream (reclaim) before the caller had locked it. */
@@ -196,6 +203,7 @@ static struct qs_scratch *find_and_lock(struct qs_context *context, const struct
 {
 	for (;;) {
 		pthread_mutex_lock(&context->lock);
+		context->turn++;
 		if (context->largest < bytes)
 			context->largest = bytes;
 		struct qs_scratch *scratch = stream->capturing
@@ -211,6 +219,20 @@ static struct qs_scratch *find_and_lock(struct qs_context *context, const struct
 	}
 }
 
+/* Grows the block, at the cost of those left behind if need be. Taking the table's lock with a
+ * block's is safe: whoever holds the table's never waits for a block's. */
+static bool grow_eager(struct qs_context *context, struct qs_scratch *scratch, size_t bytes)
+{
+	while (!grow(context, scratch, bytes)) {
+		pthread_mutex_lock(&context->lock);
+		bool made_room = reclaim(context);
+		pthread_mutex_unlock(&context->lock);
+		if (!made_room)
+			return false;
+	}
+	return true;
+}
+
 struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
                                    size_t bytes, enum qs_reason *why)
 {
@@ -218,7 +240,7 @@ struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_s
 	struct qs_scratch *scratch = find_and_lock(context, stream, bytes);
 	if (!scratch)
 		return NULL;
-	if (scratch->size >= bytes || (!stream->capturing && grow(context, scratch, bytes)))
+	if (scratch->size >= bytes || (!stream->capturing && grow_eager(context, scratch, bytes)))
 		return scratch;
 	pthread_mutex_unlock(&scratch->lock);
 	return NULL;

@@ -1,5 +1,7 @@
 /* What a stream is doing: asked before anything else touches it, because most of the driver is
- * forbidden to a capturing stream and some of it spoils the capture. */
+ * forbidden to a capturing stream and some of it spoils the capture. cuStreamGetId does (it answers
+ * 900 and invalidates the capture, driver 580): in a capture the handle serves, which cannot be used
+ * again before the capture ends. */
 #include "device/device.h"
 
 bool qs_stream_describe(CUstream handle, struct qs_stream *stream)
@@ -12,11 +14,12 @@ bool qs_stream_describe(CUstream handle, struct qs_stream *stream)
 	if (cu->cuStreamIsCapturing(handle, &status) ||
 	    status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
 		return false;
-	if (cu->cuStreamGetId && !cu->cuStreamGetId(handle, &id))
-		stream->id = id;
-	if (status == CU_STREAM_CAPTURE_STATUS_NONE)
+	stream->capturing = status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+	if (!stream->capturing) {
+		if (cu->cuStreamGetId && !cu->cuStreamGetId(handle, &id))
+			stream->id = id;
 		return true;
-	stream->capturing = true;
+	}
 	if (cu->cuStreamGetCaptureInfo_v2(handle, &status, &capture, &stream->graph, NULL, NULL))
 		return false;
 	stream->capture = capture;

@@ -1,8 +1,7 @@
 /* cublasLtMatmul: the caller's descriptors are opaque and their layout differs between versions, so
  * they are read with the GetAttribute functions of the very copy of cuBLASLt that the caller uses.
- * Each of the two dozen reads costs some 5 ns and they are most of what a passed call costs, so
- * what cannot matter is not read: a bias without its epilogue, scales of operands that are not
- * bf16. */
+ * Each read costs some 5 ns, so what cannot matter is not read: a bias without its epilogue, scales
+ * of operands that are not bf16. */
 #include "intercept/intercept.h"
 
 #include "plan/plan.h"
@@ -15,46 +14,6 @@ static bool desc_get(const struct qs_library *library, cublasLtMatmulDesc_t desc
 	size_t written = 0;
 	return !library->cublasLtMatmulDescGetAttribute(desc, attribute, value, size, &written) &&
 	       written == size;
-}
-
-static bool layout_get(const struct qs_library *library, cublasLtMatrixLayout_t layout,
-                       cublasLtMatrixLayoutAttribute_t attribute, void *value, size_t size)
-{
-	size_t written = 0;
-	return !library->cublasLtMatrixLayoutGetAttribute(layout, attribute, value, size,
-	                                                  &written) &&
-	       written == size;
-}
-
-struct layout {
-	uint32_t type;       /* cudaDataType_t                */
-	int32_t order;       /* cublasLtOrder_t               */
-	int32_t batch;       /* products                      */
-	uint64_t rows, cols; /* elements                      */
-	int64_t ld;          /* elements                      */
-};
-
-static bool read_layout(const struct qs_library *library, cublasLtMatrixLayout_t from,
-                        struct layout *layout)
-{
-	return layout_get(library, from, CUBLASLT_MATRIX_LAYOUT_ORDER, &layout->order,
-	                  sizeof layout->order) &&
-	       layout_get(library, from, CUBLASLT_MATRIX_LAYOUT_ROWS, &layout->rows,
-	                  sizeof layout->rows) &&
-	       layout_get(library, from, CUBLASLT_MATRIX_LAYOUT_COLS, &layout->cols,
-	                  sizeof layout->cols) &&
-	       layout_get(library, from, CUBLASLT_MATRIX_LAYOUT_LD, &layout->ld,
-	                  sizeof layout->ld) &&
-	       layout_get(library, from, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &layout->batch,
-	                  sizeof layout->batch);
-}
-
-static uint8_t read_type(const struct qs_library *library, cublasLtMatrixLayout_t from)
-{
-	uint32_t type = QS_TYPE_NONE;
-	if (!from || !layout_get(library, from, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type))
-		return QS_TYPE_NONE;
-	return type < QS_TYPE_NONE ? (uint8_t)type : QS_TYPE_NONE;
 }
 
 /* Attributes that must have their neutral value; one that this version does not know has it. A
@@ -116,8 +75,8 @@ static bool read_desc(struct qs_gemm *g, cublasLtMatmulDesc_t desc)
 }
 
 /* m, n, k and leading dimensions from the four layouts; false if they do not fit together. */
-static bool fit(struct qs_key *key, const struct layout *a, const struct layout *b,
-                const struct layout *c, const struct layout *d)
+static bool fit(struct qs_key *key, const struct qs_layout *a, const struct qs_layout *b,
+                const struct qs_layout *c, const struct qs_layout *d)
 {
 	bool nota = key->ta == CUBLAS_OP_N, notb = key->tb == CUBLAS_OP_N;
 	uint64_t m = nota ? a->rows : a->cols, ka = nota ? a->cols : a->rows;
@@ -134,22 +93,32 @@ static bool fit(struct qs_key *key, const struct layout *a, const struct layout 
 	       a->batch == b->batch && a->batch == c->batch && a->batch == d->batch;
 }
 
-static bool read_layouts(struct qs_gemm *g, cublasLtMatrixLayout_t la, cublasLtMatrixLayout_t lb,
-                         cublasLtMatrixLayout_t lc, cublasLtMatrixLayout_t ld)
+static uint8_t type_of(const struct qs_layout *layout)
 {
-	struct layout a, b, c, d;
-	if (!read_layout(g->library, la, &a) || !read_layout(g->library, lb, &b) ||
-	    !read_layout(g->library, ld, &d))
+	return layout->type < QS_TYPE_NONE ? (uint8_t)layout->type : QS_TYPE_NONE;
+}
+
+/* The layouts first: what is read of the descriptor depends on the types. */
+static bool read_call(struct qs_gemm *g, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t la,
+                      cublasLtMatrixLayout_t lb, cublasLtMatrixLayout_t lc,
+                      cublasLtMatrixLayout_t ld)
+{
+	struct qs_key *key = &g->key;
+	struct qs_layout a, b, c, d;
+	if (!qs_layout_read(g->library, la, &a) || !qs_layout_read(g->library, lb, &b) ||
+	    !qs_layout_read(g->library, lc, &c) || !qs_layout_read(g->library, ld, &d))
 		return false;
-	if (lc == ld)
-		c = d;
-	else if (!read_layout(g->library, lc, &c))
+	key->atype = type_of(&a);
+	key->btype = type_of(&b);
+	key->ctype = type_of(&c);
+	key->dtype = type_of(&d);
+	if (!read_desc(g, desc))
 		return false;
 	if (a.order != CUBLASLT_ORDER_COL || b.order != CUBLASLT_ORDER_COL ||
 	    c.order != CUBLASLT_ORDER_COL || d.order != CUBLASLT_ORDER_COL)
-		g->key.odd |= QS_ODD_ORDER;
-	if (!fit(&g->key, &a, &b, &c, &d))
-		g->key.odd |= QS_ODD_SHAPE;
+		key->odd |= QS_ODD_ORDER;
+	if (!fit(key, &a, &b, &c, &d))
+		key->odd |= QS_ODD_SHAPE;
 	return true;
 }
 
@@ -161,19 +130,10 @@ static void describe(struct qs_gemm *g, cublasLtMatmulDesc_t desc, cublasLtMatri
 	key->bias_type = QS_TYPE_NONE;
 	key->batch = 1;
 	key->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-	if (!g->handle || !desc || !g->library->complete) {
-		key->odd |= QS_ODD_OPAQUE;
-		key->alpha = key->beta = QS_SCALAR_DEVICE;
+	if (g->handle && desc && g->library->complete && read_call(g, desc, la, lb, lc, ld))
 		return;
-	}
-	key->atype = read_type(g->library, la);
-	key->btype = read_type(g->library, lb);
-	key->dtype = read_type(g->library, ld);
-	key->ctype = lc == ld ? key->dtype : read_type(g->library, lc);
-	if (!read_desc(g, desc) || !read_layouts(g, la, lb, lc, ld)) {
-		key->odd |= QS_ODD_OPAQUE;
-		key->alpha = key->beta = QS_SCALAR_DEVICE;
-	}
+	key->odd |= QS_ODD_OPAQUE;
+	key->alpha = key->beta = QS_SCALAR_DEVICE; /* perhaps not host pointers */
 }
 
 #define QS_STRIP(...) __VA_ARGS__

@@ -6,6 +6,7 @@
  * entries.h   the list of hooked entry points
  * cublas.c    the cublas* entry points
  * cublaslt.c  cublasLtMatmul: reads the caller's descriptors
+ * layout.c    qs_layout_read
  * export.c    exported symbols and the bound wrappers that dlsym hands out: qs_bound_wrapper
  * loader.c    originals: qs_caller_library qs_library_of qs_real_dlsym qs_loader_forked
  * dlsym.S     the exported dlsym, a tail jump; qs_dlsym_filter in loader.c
@@ -52,6 +53,19 @@ struct qs_library {
 	QS_LIBRARY_API(QS_LIBRARY_MEMBER)
 #undef QS_LIBRARY_MEMBER
 };
+
+/* What a cublasLtMatrixLayout_t says. */
+struct qs_layout {
+	uint32_t type;       /* cudaDataType_t  */
+	int32_t order;       /* cublasLtOrder_t */
+	int32_t batch;       /* products        */
+	uint64_t rows, cols; /* elements        */
+	int64_t ld;          /* elements        */
+};
+
+/* False if it is NULL or cannot be read. */
+bool qs_layout_read(const struct qs_library *library, cublasLtMatrixLayout_t from,
+                    struct qs_layout *to);
 
 /* How many copies dlsym can hand out bound wrappers for; further ones get the real function. */
 #define QS_BOUND_MAX 4

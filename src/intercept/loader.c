@@ -1,11 +1,11 @@
 /* Where the real functions are.
  *
  * A process may hold several copies of cuBLAS (a wheel's, the system's, CUDA 12's and 13's); a
- * handle of one must never reach another. So each call site is bound once to the copy that its own
- * object means: the caller's scope first (the only one that is right under RTLD_LOCAL and with two
- * copies), then RTLD_NEXT (right for the main executable), then a walk over the loaded objects
- * (dlopen without a handle we could know of). Copies are referenced for ever, so cached pointers
- * stay valid.
+ * handle of one must never reach another. So each call site is bound once, to what its own object
+ * means: another interposer that comes after us, else the copy in the caller's own scope (the only
+ * answer that is right under RTLD_LOCAL and with two copies), else RTLD_NEXT (right for the main
+ * executable), else a walk over the loaded objects (dlopen without a handle we could know of).
+ * Copies are referenced for ever, so cached pointers stay valid.
  *
  * Left out: static cuBLAS and RTLD_DEEPBIND never reach a preloaded library; an object that is
  * unloaded and replaced at the same address by one that uses another copy keeps the first binding.
@@ -243,10 +243,20 @@ static void *not_own(void *function)
 	return function && !qs_is_own(function) ? function : NULL;
 }
 
-static bool is_cublas(const char *path)
+/* True if the function belongs to a copy of cuBLAS or cuBLASLt, judged by the file's name. */
+static bool in_cublas(const void *function)
 {
-	const char *slash = strrchr(path, '/');
-	return !strncmp(slash ? slash + 1 : path, "libcublas", 9);
+	Dl_info info;
+	if (!dladdr(function, &info) || !info.dli_fname)
+		return false;
+	const char *slash = strrchr(info.dli_fname, '/');
+	return !strncmp(slash ? slash + 1 : info.dli_fname, "libcublas", 9);
+}
+
+static bool in_same_object(const void *function, const void *address)
+{
+	Dl_info a, b;
+	return dladdr(function, &a) && dladdr(address, &b) && a.dli_fbase == b.dli_fbase;
 }
 
 /* In the scope of the object that holds the return address: itself and what it needs. An object
@@ -254,17 +264,13 @@ static bool is_cublas(const char *path)
  * to its definition would never end. */
 static void *in_caller_scope(const void *address, const char *name)
 {
-	Dl_info found_in, caller_in;
 	const char *path;
 	void *handle = object_of(address, &path);
 	if (!handle)
 		return NULL;
 	void *found = not_own(qs_real_dlsym(handle, name));
-	if (found && !is_cublas(path) && dladdr(found, &found_in) && dladdr(address, &caller_in) &&
-	    found_in.dli_fbase == caller_in.dli_fbase)
-		found = NULL;
 	dlclose(handle);
-	return found;
+	return found && !in_cublas(found) && in_same_object(found, address) ? NULL : found;
 }
 
 struct walk {
@@ -312,15 +318,20 @@ static void *in_link_map(enum qs_entry entry)
 	return found;
 }
 
+/* What the dynamic linker would have bound the caller to without us: another interposer that comes
+ * after us in the global scope, else the copy of cuBLAS in the caller's own scope. */
 static void *find_original(enum qs_entry entry, const void *address)
 {
 	const char *name = entry_names[entry];
+	void *next = not_own(qs_real_dlsym(RTLD_NEXT, name));
+	if (next && in_same_object(next, address))
+		next = NULL; /* the interposer itself calls */
+	if (next && !in_cublas(next))
+		return next;
 	void *original = in_caller_scope(address, name);
 	if (!original)
-		original = not_own(qs_real_dlsym(RTLD_NEXT, name));
-	if (!original)
-		original = in_link_map(entry);
-	return original;
+		original = next;
+	return original ? original : in_link_map(entry);
 }
 
 /* One call site may call several functions through a pointer (ctypes does), so the entry point is

@@ -1,0 +1,97 @@
+"""What the programs of the GPU suite share: what qshim recorded, and how wrong a result is.
+
+A program asserts what it wants to know and is silent when all is well; need() ends it as skipped.
+Run one by hand as run.py does: LD_PRELOAD=.../libqshim.so QSHIM_OUT=DIR python3 PROGRAM.
+"""
+import json
+import math
+import os
+import pathlib
+import re
+import struct
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SKIPPED = 77  # exit status, as automake has it
+
+# struct qs_counter of src/note/note.h, after a header of the same size
+SLOT = struct.Struct("<112s32s40s4BId4Q24x")
+NATIVE, BF16, FP8 = range(3)  # enum qs_action
+GEMM_EX, LT_MATMUL = 0, 4     # enum qs_entry
+
+
+def reasons():
+    """Reason codes by their number."""
+    text = (ROOT / "src" / "gemm" / "reason.h").read_text()
+    return re.findall(r'^\tX\(\w+, "([^"]+)"', text, re.MULTILINE)
+
+
+def need(*modules):
+    """Imports the modules and returns them; ends the program as skipped if one is missing."""
+    found = []
+    for name in modules:
+        try:
+            found.append(__import__(name))
+        except ImportError as error:
+            skip(str(error))
+    if "torch" in modules:
+        torch = found[modules.index("torch")]
+        if not torch.cuda.is_available():
+            skip("no CUDA device")
+        if torch.cuda.get_device_capability() < (8, 9):
+            skip("the GPU has no fp8 products")
+    return found[0] if len(found) == 1 else found
+
+
+def skip(why):
+    print(f"skip: {why}")
+    sys.exit(SKIPPED)
+
+
+def counters(folder=None, pid=None):
+    """The counter slots in use, as dicts: of one process, or of all that wrote into the folder."""
+    names, slots = reasons(), []
+    folder = pathlib.Path(folder or os.environ["QSHIM_OUT"])
+    for file in sorted(folder.glob(f"counters.*.{pid or '*'}.bin")):
+        data = file.read_bytes()
+        for offset in range(SLOT.size, len(data) - SLOT.size + 1, SLOT.size):
+            (key, rule, layer, action, reason, role, entry, used,
+             flops, calls, replaced, written, late) = SLOT.unpack_from(data, offset)
+            if used:
+                slots.append({"key": text(key), "rule": text(rule), "action": action,
+                              "reason": names[reason], "role": role, "entry": entry,
+                              "flops": flops, "calls": calls, "replaced": replaced,
+                              "bytes": written, "late": late})
+    return slots
+
+
+def text(field):
+    return field.split(b"\0", 1)[0].decode(errors="replace")
+
+
+def decisions(folder=None):
+    """Every decision logged in the folder, in order; raises if a line is not JSON."""
+    lines = []
+    for file in sorted(pathlib.Path(folder or os.environ["QSHIM_OUT"]).glob("decisions.*.jsonl")):
+        lines += [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if line.get("t") == "decision"]
+
+
+def served():
+    """How many products of this process our engine has served so far."""
+    return sum(slot["replaced"] for slot in counters(pid=os.getpid()))
+
+
+def sqnr(result, exact):
+    """Signal to noise in dB; `exact` is in float64. Anything not finite counts as no signal."""
+    noise = float(((result - exact) ** 2).sum())
+    if not math.isfinite(noise):
+        return -math.inf
+    return 10 * math.log10(float((exact ** 2).sum()) / noise) if noise else math.inf
+
+
+def normal(*shape, seed=0):
+    """Normal data, the same on every device: bf16 in the GPU's memory."""
+    import torch
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).bfloat16().cuda()
