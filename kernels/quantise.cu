@@ -64,8 +64,7 @@ static __device__ __forceinline__ void step_back(struct place *at, struct place 
 
 /* ---- amax ----------------------------------------------------------------------------------- */
 
-/* A source matrix as amax sees it: in each row some elements, then 16-byte chunks, then elements.
- */
+/* A source matrix as amax sees it: in each row elements, then 16-byte chunks, then elements. */
 struct span {
 	const uint16_t *source; /* first element of the first row                        */
 	int64_t ld;             /* distance of rows, elements                            */

@@ -594,6 +594,9 @@ START_TEST(matrices_beyond_2_to_the_31_elements_are_indexed_in_64_bits)
 		GPU_CHECK(gpu.cuMemcpyDtoH_v2(got, target, target_bytes));
 		check_long(got, (int)transpose);
 	}
+	GPU_CHECK(gpu.cuMemFree_v2(source));
+	GPU_CHECK(gpu.cuMemFree_v2(target));
+	GPU_CHECK(gpu.cuMemFree_v2(rest));
 	free(got);
 }
 END_TEST

@@ -21,9 +21,9 @@ extern const struct qs_oracle_kernel qs_oracle_kernels[];
 
 /* Conversions, defined for all inputs. fp8 is e4m3 ("fn": no infinities, 0x7f and 0xff are NaN). */
 float qs_oracle_bf16_to_float(uint16_t bits);
-uint16_t qs_oracle_float_to_bf16(float value);   /* round to nearest even, NaN stays NaN */
+uint16_t qs_oracle_float_to_bf16(float value); /* round to nearest even, NaN stays NaN */
 float qs_oracle_e4m3_to_float(uint8_t bits);
-uint8_t qs_oracle_float_to_e4m3(float value);    /* nearest even, saturating; NaN and Inf -> 0x7f */
+uint8_t qs_oracle_float_to_e4m3(float value); /* nearest even, saturating; NaN and Inf -> 0x7f */
 float qs_oracle_e5m2_to_float(uint8_t bits);
 
 #endif
