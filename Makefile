@@ -52,17 +52,17 @@ endif
 
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion
 ifdef ASAN
-SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+override CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 endif
 ifdef FUZZ
-SANITIZE := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+override CFLAGS += -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 endif
 # What every object is built with, tests and emulation too (their folders' build.mk use these).
 QS_CPPFLAGS := -Isrc -I. -Itests $(CUDA_INCLUDE) -MMD -MP
-QS_CFLAGS   := -std=gnu17 $(CFLAGS) $(SANITIZE) -fPIC -fvisibility=hidden $(WARNINGS)
+QS_CFLAGS   := -std=gnu17 $(CFLAGS) -fPIC -fvisibility=hidden $(WARNINGS)
 # Thread-local variables at a fixed offset: no call, and no allocation at a thread's first product.
 LIB_CFLAGS  := -ftls-model=initial-exec
-QS_LDFLAGS  := $(LDFLAGS) $(SANITIZE)
+QS_LDFLAGS  := $(LDFLAGS) $(filter -fsanitize% -m%,$(CFLAGS))
 # inih and xxhash are linked statically, so that no program meets a second copy of either.
 STATIC_LIBS := -l:libinih.a -l:libxxhash.a
 
@@ -96,6 +96,8 @@ CLI      := $(if $(CLI_SRC),$(B)/qshim)
 all: $(LIB) $(ARCHIVE) $(CLI) ## the library, its objects as an archive, the command (default)
 
 $(LIB_OBJ): QS_CFLAGS += $(LIB_CFLAGS)
+# A sanitiser's runtime starts by asking our dlsym, before instrumented code can run.
+$(B)/obj/src/intercept/loader.c.o: QS_CFLAGS += -fno-sanitize=all
 
 $(B)/obj/%.c.o: %.c $(FLAGS)
 	@mkdir -p $(@D)
@@ -235,8 +237,10 @@ fuzz-built: $(FUZZERS)
 check-gpu: gpu ## the tests that need a GPU; says what it skipped
 	@$(TEST_ENV) tests/run $(GPU_TESTS) $(wildcard tests/gpu/run.py)
 
-bench: gpu ## the benchmarks, on this machine's GPU
-	@for program in $(GPU_BENCH); do $$program || exit 1; done
+bench: tests gpu ## the benchmarks (scripts/bench_*), those of kernels on this machine's GPU
+	@status=0; for script in scripts/bench_*; do \
+		echo "== $$script"; B='$(abspath $(B))' $(TEST_ENV) $$script || status=1; \
+	done; exit $$status
 
 demo: ## the same program with and without qshim, on the GPU or on the emulation
 	@scripts/setup
@@ -271,7 +275,8 @@ clean: ## what was built, but not a toolkit that scripts/setup installed
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: all tests gpu check check-built check-gpu demo demo-built bench lint asan fuzz fuzz-built install uninstall clean help
+.PHONY: all tests gpu check check-built check-gpu demo demo-built bench lint asan \
+        fuzz fuzz-built install uninstall clean help
 .SECONDARY:
 
 -include $(shell find $(B)/obj $(KERNELS) -name '*.d' 2>/dev/null)

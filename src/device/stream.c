@@ -1,7 +1,7 @@
 /* What a stream is doing: asked before anything else touches it, because most of the driver is
  * forbidden to a capturing stream and some of it spoils the capture. cuStreamGetId does (it answers
- * 900 and invalidates the capture, driver 580): in a capture the handle serves, which cannot be used
- * again before the capture ends. */
+ * 900 and invalidates the capture, driver 580): in a capture the handle serves, which cannot be
+ * used again before the capture ends. */
 #include "device/device.h"
 
 bool qs_stream_describe(CUstream handle, struct qs_stream *stream)
@@ -11,6 +11,9 @@ bool qs_stream_describe(CUstream handle, struct qs_stream *stream)
 	unsigned long long id = 0;
 	cuuint64_t capture = 0;
 	*stream = (struct qs_stream){.handle = handle, .id = (uintptr_t)handle};
+	/* One handle for the stream of every thread: only the id tells them apart. */
+	if (handle == CU_STREAM_PER_THREAD && !cu->cuStreamGetId)
+		return false;
 	if (cu->cuStreamIsCapturing(handle, &status) ||
 	    status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
 		return false;
