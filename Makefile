@@ -1,6 +1,6 @@
 # qshim: `make` builds build/libqshim.so, `make check` tests it, `make help` lists the rest.
 #
-# Needs GNU make, gcc, a CUDA toolkit from 12.5 on (scripts/cuda finds it) and Check, inih, xxhash,
+# Needs GNU make, gcc, a CUDA toolkit from 12.0 on (scripts/cuda finds it) and Check, inih, xxhash,
 # jansson and libelf; scripts/setup installs what is missing. No GPU is needed to build and test.
 # Variables for the command line: B CC NVCC CUDA_HOME CFLAGS LDFLAGS NVCCFLAGS PREFIX DESTDIR V.
 
@@ -238,7 +238,7 @@ check-gpu: gpu ## the tests that need a GPU; says what it skipped
 	@$(TEST_ENV) tests/run $(GPU_TESTS) $(wildcard tests/gpu/run.py)
 
 bench: tests gpu ## the benchmarks (scripts/bench_*), those of kernels on this machine's GPU
-	@status=0; for script in scripts/bench_*; do \
+	@status=0; for script in $(filter-out %.py,$(wildcard scripts/bench_*)); do \
 		echo "== $$script"; B='$(abspath $(B))' $(TEST_ENV) $$script || status=1; \
 	done; exit $$status
 

@@ -10,16 +10,42 @@
  * export.c    exported symbols and the bound wrappers that dlsym hands out: qs_bound_wrapper
  * loader.c    originals: qs_caller_library qs_library_of qs_real_dlsym qs_loader_forked
  * dlsym.S     the exported dlsym, a tail jump; qs_dlsym_filter in loader.c
+ * submissions.h  the list of driver functions that are counted
+ * driver.c    the submission epoch: qs_epoch_now qs_epoch_bump qs_epoch_trusted qs_epoch_doubt
+ *             qs_epoch_report qs_submission_name qs_submission_wrapper qs_submission_escaped
+ *             qs_submission_is_own
+ * driver.S    the thunks before the driver's functions
  * guard.c     qs_begin qs_end
  */
 #ifndef QS_INTERCEPT_INTERCEPT_H
 #define QS_INTERCEPT_INTERCEPT_H
 
 #include <cublasLt.h>
-#include <cublas_api.h>
+#include <cublas_v2.h>
 
 #include "gemm/gemm.h"
 #include "intercept/entries.h"
+
+/* Toolkits before 12.5 do not declare these two. */
+#if CUBLAS_VERSION < 120500
+cublasStatus_t cublasGemmGroupedBatchedEx(cublasHandle_t handle, const cublasOperation_t ta[],
+                                          const cublasOperation_t tb[], const int m[],
+                                          const int n[], const int k[], const void *alpha,
+                                          const void *const a[], cudaDataType_t at, const int lda[],
+                                          const void *const b[], cudaDataType_t bt, const int ldb[],
+                                          const void *beta, void *const c[], cudaDataType_t ct,
+                                          const int ldc[], int groups, const int sizes[],
+                                          cublasComputeType_t compute);
+cublasStatus_t cublasGemmGroupedBatchedEx_64(cublasHandle_t handle, const cublasOperation_t ta[],
+                                             const cublasOperation_t tb[], const int64_t m[],
+                                             const int64_t n[], const int64_t k[],
+                                             const void *alpha, const void *const a[],
+                                             cudaDataType_t at, const int64_t lda[],
+                                             const void *const b[], cudaDataType_t bt,
+                                             const int64_t ldb[], const void *beta, void *const c[],
+                                             cudaDataType_t ct, const int64_t ldc[], int64_t groups,
+                                             const int64_t sizes[], cublasComputeType_t compute);
+#endif
 
 /* What we call ourselves in the copy of cuBLAS or cuBLASLt that the program loaded. A cuBLASLt
  * library has no cublas* functions: those pointers are NULL then. */
@@ -82,7 +108,10 @@ const struct qs_library *qs_library_of(enum qs_entry entry, void *original);
 void *qs_real_dlsym(void *handle, const char *name);
 /* The wrapper of `entry` for the copy in `slot`. */
 void *qs_bound_wrapper(enum qs_entry entry, int slot);
-/* True if the address is one of our own exported functions or wrappers. */
+/* In the scope of the object that holds the return address: itself and what it needs. NULL in the
+ * main executable, and for a cuBLAS or driver function that this very object defines. */
+void *qs_in_caller_scope(const void *address, const char *name);
+/* True if the address is one of our own exported functions, wrappers or thunks. */
 bool qs_is_own(const void *function);
 /* In a forked child: make the loader's lock usable. */
 void qs_loader_forked(void);
@@ -92,5 +121,32 @@ void qs_loader_forked(void);
  */
 bool qs_begin(void);
 void qs_end(void);
+
+/* ---- the submission epoch ---- */
+
+/* Changes whenever the program submits GPU work or changes what device addresses hold, and never
+ * for our own work. A quantised copy is up to date if the epoch is what it was before the launches
+ * that made it were submitted, the epoch is trusted, the source is plain device memory (not
+ * managed, not mapped host memory), and no output of a product of ours overlaps it. Other threads:
+ * the epoch has changed by the time a submitting call returns. */
+uint64_t qs_epoch_now(void);
+/* After a hooked call was left to cuBLAS, whose launches do not count one by one. */
+void qs_epoch_bump(void);
+/* True once it has been shown, as far as that is possible, that this process's submissions are
+ * seen. One load when decided. False again, for good, if something is found to escape. */
+bool qs_epoch_trusted(void);
+/* Why it is not trusted, NULL if nothing speaks against it. Reads the list of loaded objects. */
+const char *qs_epoch_doubt(void);
+/* One line of level info: what was counted. */
+void qs_epoch_report(void);
+
+/* True for driver functions that are counted, and for cuGetProcAddress. */
+bool qs_submission_name(const char *name);
+/* What dlsym hands out for such a function, which a look-up from `caller` found. */
+void *qs_submission_wrapper(const char *name, void *function, const void *caller);
+/* A look-up of such a function was answered without us. */
+void qs_submission_escaped(const char *name);
+/* True if the address is a thunk, a cuGetProcAddress of ours, or an export. */
+bool qs_submission_is_own(const void *function);
 
 #endif

@@ -2,7 +2,7 @@
  * casts, into the scratch block that the caller holds. */
 #include "operand/operand.h"
 
-#include <cublas_api.h>
+#include <cublas_v2.h>
 
 #define ALIGNMENT 256
 
