@@ -1,0 +1,109 @@
+/* softcuda: a CUDA that needs no GPU: libcuda, libcudart, libcublas and libcublasLt in plain C.
+ *
+ * The four libraries have the real sonames and symbol versions and are built against the toolkit's
+ * own headers, so a program (or a preloaded library) linked for CUDA runs on them unchanged. What
+ * follows is what they offer; anything not named is absent, and a program that needs it fails to
+ * link or gets CUDA_ERROR_NOT_FOUND from cuGetProcAddress.
+ *
+ * Memory.   Device memory is host memory, 512-byte aligned, filled with 0xA5 when allocated and
+ *   followed by guard bytes that are checked when it is freed (counter "overruns"). Every
+ * allocation is in a table: pointer attributes, address ranges, cuMemGetInfo and argument checks
+ * come from it. Pageable host memory behaves as on hardware: copied from at once, copied to
+ * synchronously.
+ *
+ * Order.    Nothing runs when it is asked for. Each stream has a queue; launches, copies, memsets,
+ *   products, host functions and event records wait there with their arguments by value until
+ *   something synchronises, and then run in a pseudo-random order (knob "seed") that respects only
+ *   what CUDA guarantees: order within a stream, event waits, and the legacy default stream against
+ *   blocking streams. A query runs a little of it. Code that forgets a dependency therefore fails
+ *   here soon, and reproducibly. What runs does so one at a time, on the thread that waits.
+ *
+ * Contexts. Two devices; one primary context each, further ones by cuCtxCreate. A thread has no
+ *   current context until it sets one or makes its first runtime call. Ids of contexts, streams and
+ *   captures are never reused, handles are. Work that touches memory which is not the device's
+ *   breaks the context: every later call answers CUDA_ERROR_ILLEGAL_ADDRESS. After fork(), a child
+ *   of a process that had called cuInit gets CUDA_ERROR_NOT_INITIALIZED from everything.
+ *
+ * Capture.  Global, thread-local and relaxed; fork and join by events; arguments by value; the
+ *   errors 900 to 908 with the driver's effect on the capture; instantiation, launches in any
+ *   topological order, user objects that live until the graph and its executables are gone.
+ *
+ * Kernels.  Any image loads. A function is found if tests/oracle/ has a reference of its name, or
+ *   if it is one of softcuda's own:
+ *     softcuda_fill(uint64_t target, uint32_t value, uint64_t count)   32-bit words
+ *     softcuda_copy(uint64_t target, uint64_t source, uint64_t bytes)
+ *     softcuda_add(uint64_t target, float value, uint64_t count)       floats, in place
+ *
+ * cuBLAS.   cublasCreate Destroy SetStream GetStream SetPointerMode GetPointerMode SetMathMode
+ *   GetMathMode SetAtomicsMode GetAtomicsMode SetWorkspace SetSmCountTarget GetSmCountTarget
+ *   GetVersion GetProperty GetCudartVersion GetStatusName GetStatusString; Sgemm, SgemmEx, GemmEx,
+ *   GemmBatchedEx, GemmStridedBatchedEx, GemmGroupedBatchedEx, each also _64. bf16, fp16 and fp32
+ *   operands (A and B alike), output of the same type or fp32, fp32 accumulation.
+ *
+ * cuBLASLt. cublasLtCreate Destroy GetVersion GetProperty GetCudartVersion GetStatusName
+ *   GetStatusString, MatmulDesc*, MatrixLayout*, MatmulPreference*, MatmulAlgoGetHeuristic,
+ *   MatmulAlgoCheck, Matmul. bf16, fp16, fp32 and fp8 operands, row and column order, strided
+ *   batches, scalar scales and outer vectors, epilogues DEFAULT RELU BIAS RELU_BIAS GELU GELU_BIAS
+ *   GELU_AUX GELU_AUX_BIAS DGELU. An algorithm scribbles over the workspace it was promised before
+ *   it reads its operands.
+ *   Refused with status 15: ReLU masks, bias gradients, block scales, fp8 output, vector pointer
+ *   modes; and with fp8 operands what an H200 refuses: all but TN, e5m2 by e5m2, a C of another
+ *   type than D, a bias that has not D's type (bf16 where D is fp32), pointers and leading
+ *   dimensions off 16 bytes, an outer vector on one side only. The manual's further rules, k a
+ *   multiple of 16 and m of 16 bytes, hold while the knob "strict" is on: the device was seen to
+ *   accept shapes beyond them, and what relies on that should be noticed.
+ *
+ * Left out: textures and arrays, memory pools other than the default, virtual memory, IPC, peer
+ * access, editing of graphs, child graphs, the _ptsz forms of functions, cudaLaunchKernel (no
+ * device code is registered), block scales, complex and integer products. The copies of cuBLAS with
+ * the names of CUDA 12 use the same libcudart.so.13 as the others.
+ *
+ * Knobs are set by environment variables SOFTCUDA_<NAME>, read when the library is loaded, and by
+ * softcuda_set(). Default in brackets.
+ *   seed              of the order in which streams run [1]
+ *   fail_alloc        N: the Nth device allocation from now on fails, and all after; 0 = none [0]
+ *   memory_mib        memory of each device [8192]
+ *   capability        compute capability, major * 10 + minor [90]
+ *   cublaslt_version  what cublasLtGetVersion of major 13 reports and allows [130100]
+ *   cublaslt12_version  the same of major 12 [120900]
+ *   heuristics_empty  1: heuristics find nothing, 2: only for fp8 [0]
+ *   fail_fp8          the status cublasLtMatmul answers to fp8 operands; 0 = works [0]
+ *   fail_module       the error cuModuleLoadData and cuLibraryLoadData answer [0]
+ *   fail_launch       the error launches of kernels (not products) answer [0]
+ *   null_products     1: GemmEx and cublasLtMatmul return success at once and do nothing [0]
+ *   inner_lt          1: cublasGemmEx calls cublasLtMatmul, through the dynamic linker [0]
+ *   strict            1: fp8 alignment rules of the manual [1]
+ *   counters          setting it to anything zeroes the counters
+ *
+ * Counters, by softcuda_get(); names of knobs work too.
+ *   launches          kernel launches, captured ones included, products not
+ *   kernel:<name>     the same by name
+ *   products          products submitted, captured ones included
+ *   products_bf16 products_fp16 products_fp32 products_fp8   the same by type of A
+ *   allocations frees device allocations made and given back
+ *   live              device allocations that exist
+ *   bytes             bytes in them
+ *   overruns          freed allocations whose guard bytes were overwritten
+ *   syncs             calls that waited for a stream, event, context or copy
+ *   queued            pieces of work that wait to be run
+ *   ran               pieces of work that were run, each node of a graph counting
+ *   heuristics        calls of cublasLtMatmulAlgoGetHeuristic
+ *   captures          captures begun
+ *   graph_launches    graphs launched
+ *   modules           images loaded
+ */
+#ifndef SOFTCUDA_H
+#define SOFTCUDA_H
+
+/* Sets a knob; an unknown name is a mistake of the test and aborts. In libcuda.so.1. */
+void softcuda_set(const char *knob, long value);
+/* Value of a counter or knob, -1 if there is none of that name. In libcuda.so.1. */
+long softcuda_get(const char *counter);
+
+/* Calls that one copy of libcublas or libcublasLt has received, by the name of the exported
+ * function (null products are not counted); -1 if it is not counted. Each copy exports its own: ask
+ * by dlsym when there are several. */
+long softcuda_cublas_calls(const char *function);
+long softcuda_cublaslt_calls(const char *function);
+
+#endif
