@@ -1,0 +1,169 @@
+"""Tables in Markdown from the benchmarks' reports: what the scripts print, and what the README shows.
+
+Nothing is computed here that is not in the report but percentages and rounding. A figure that is
+missing is a dash.
+"""
+import sys
+
+DASH = "–"
+NOT_MEASURED = "not measured on this commit"
+
+
+def markdown(head, rows, text_columns=1):
+    """The first columns are text, the rest figures."""
+    rule = ["---"] * text_columns + ["---:"] * (len(head) - text_columns)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def ms(figures):
+    value = (figures or {}).get("ms", {}).get("median")
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def ratio(figures, field="ratio", spread=False):
+    """1.62, or 1.62 (1.60–1.63) with the 20th and 80th percentile of the blocks."""
+    value = (figures or {}).get(field)
+    if not value:
+        return DASH
+    text = f"{value['median']:.2f}"
+    return text + f" ({value['p20']:.2f}–{value['p80']:.2f})" if spread else text
+
+
+def in_fp8(products):
+    """How many of the distinct products were served by an engine."""
+    return f"{sum(p['replaced'] > 0 for p in products)} of {len(products)}" if products else DASH
+
+
+def origin(report):
+    """What, where and when: the line under a table."""
+    machine, commit = report["machine"], (report["commit"] or "unknown")[:10]
+    changed = " with uncommitted changes" if report["dirty"] else ""
+    partial = "" if report["complete"] else "**The run did not end.** "
+    policy = "" if report["policy"] == "default" else f", policy {report['policy']}"
+    return (f"{partial}{machine['gpu']}, driver {machine['driver']}, CUDA {machine['cuda']}, cuBLAS "
+            f"{machine['cublas']}, PyTorch {machine['torch']}; commit {commit}{changed}{policy}, "
+            f"{report['date'][:10]}, `scripts/{report['script']}`: medians of "
+            f"{report['effort']['blocks']} blocks, the sides in turns.")
+
+
+# ---- one table each -----------------------------------------------------------------------------
+
+
+def size_of(row):
+    return f"{row['m']} × {row['k']} × {row['n']}" + (" forward" if row["forward"] else "")
+
+
+def linear(report):
+    peers = {c: None for row in report["results"] for c in row["columns"]}
+    peers = [c for c in peers if c not in ("native", "qshim", "fp8", "ceiling")]
+    head = ["tokens × in × out", "native, ms", "qshim", "in fp8", *peers, "GPU alone: qshim",
+            "always fp8", "products only"]
+    rows = []
+    for row in report["results"]:
+        get = row["columns"].get
+        rows.append([size_of(row), ms(get("native")), ratio(get("qshim"), spread=True),
+                     in_fp8(row["products"]), *(ratio(get(p)) for p in peers),
+                     *(ratio(get(c), "gpu_ratio") for c in ("qshim", "fp8", "ceiling"))])
+    return markdown(head, rows)
+
+
+def sweep(report):
+    """The worst size, all below the limit, and how often the shim acted."""
+    acted = sum(any(p["replaced"] for p in row["products"]) for row in report["results"])
+    if "worst" not in report:
+        return f"{len(report['results'])} sizes measured."
+    rows = report["below"] or [report["worst"]]
+    head = ["tokens × in × out", "native, ms", "ratio", "GPU alone", "in fp8"]
+    body = [[size_of(r).removesuffix(" forward"), ms(r["columns"]["native"]),
+             ratio(r["columns"]["qshim"], spread=True),
+             ratio(r["columns"]["qshim"], "gpu_ratio", spread=True), in_fp8(r["products"])]
+            for r in rows]
+    return (f"{len(report['results'])} sizes of a forward product, {acted} of them in fp8. Below "
+            f"{report['limit']}: {len(report['below']) or 'none; the worst'}.\n\n"
+            + markdown(head, body))
+
+
+def layer(report):
+    head = ["ms", "native", "qshim", "ratio", "always fp8", "products only", "ratio"]
+    rows = []
+    for case in report["results"]:
+        for name, group in case["groups"].items():
+            title = name if name != "layer" else \
+                f"all twelve ({case['tokens']} tokens, {case['hidden']}, {case['ffn']})"
+            rows.append([title, ms(group["native"]), ms(group["qshim"]), ratio(group["qshim"]),
+                         ms(group["fp8"]), ms(group["ceiling"]), ratio(group["ceiling"])])
+    return markdown(head, rows)
+
+
+def rate(figures):
+    return f"{figures['tokens_per_s']:,.0f}" if "tokens_per_s" in figures else DASH
+
+
+def of_gain(value, ceiling):
+    """Ratio reached over the ratio possible."""
+    return f"{100 * value['median'] / ceiling:.0f} %" if value and ceiling else DASH
+
+
+def llama(report):
+    head = ["model", "", "native, tokens/s", "qshim, tokens/s", "ratio", "share of products",
+            "possible", "of possible", "final loss"]
+    rows = []
+    for case in report["results"]:
+        for kind, title in (("train", "training step"), ("prefill", "prefill")):
+            part = case[kind]
+            native, qshim = part["columns"]["native"], part["columns"]["qshim"]
+            possible = part.get("ceiling")
+            losses = [(case["losses"][s] or [None])[-1] for s in ("native", "qshim")]
+            loss = " / ".join(f"{x:.4f}" for x in losses) if None not in losses else DASH
+            rows.append([case["title"], title, rate(native), rate(qshim),
+                         ratio(qshim, spread=True),
+                         f"{possible['share']:.2f}" if possible else DASH,
+                         f"{possible['ratio']:.2f}" if possible else DASH,
+                         of_gain(qshim.get("ratio"), possible and possible["ratio"]),
+                         loss if kind == "train" else DASH])
+    return markdown(head, rows, text_columns=2)
+
+
+TABLES = {"linear": linear, "sweep": sweep, "layer": layer, "llama": llama}
+
+
+def table(name, report):
+    return f"{TABLES[name](report)}\n\n{origin(report)}"
+
+
+def progress(row):
+    """One case of a long run, on stderr: stdout is for the table."""
+    columns = row["columns"]
+    print(f"{size_of(row)}: {ms(columns['native'])} ms, x{ratio(columns['qshim'])}", file=sys.stderr)
+
+
+# ---- the README's first table -------------------------------------------------------------------
+
+
+def layer_lines(report):
+    for case in report["results"]:
+        group = case["groups"]["layer"]
+        yield [f"products of a transformer layer, forward and backward ({case['tokens']} tokens, "
+               f"{case['hidden']}, {case['ffn']})", f"{ms(group['native'])} ms",
+               f"{ms(group['qshim'])} ms", ratio(group["qshim"])]
+
+
+def llama_lines(report):
+    for case in report["results"]:
+        for kind, title in (("train", "training step"), ("prefill", "prefill")):
+            native, qshim = (case[kind]["columns"][s] for s in ("native", "qshim"))
+            yield [f"Llama, {case['title']}: {title}", f"{rate(native)} tokens/s",
+                   f"{rate(qshim)} tokens/s", ratio(qshim)]
+
+
+def headline(reports):
+    """The rows that say most, of those reports that are there; `reports`: name -> report or None."""
+    makers = {"llama": llama_lines, "layer": layer_lines}
+    rows = [line for name, lines in makers.items() if reports.get(name)
+            for line in lines(reports[name])]
+    if not rows:
+        return NOT_MEASURED
+    machine = next(r for name, r in reports.items() if r and name in makers)["machine"]
+    return markdown([machine["gpu"], "without", "with qshim", "ratio"], rows)

@@ -1,0 +1,560 @@
+#!/usr/bin/env python3
+"""Tests of the benchmarks' machinery: lock step, figures, reports, tables, command lines.
+
+Needs neither a GPU nor PyTorch nor the library: the children here are this file again, with calls
+that only pretend, and what is preloaded into them is libm, which they have anyway.
+"""
+import contextlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SCRIPTS = ROOT / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import bench_layer  # noqa: E402
+import bench_lib  # noqa: E402
+import bench_linear  # noqa: E402
+import bench_llama  # noqa: E402
+import bench_tables  # noqa: E402
+import bench_worker  # noqa: E402
+from bench_lib import Column, Effort  # noqa: E402
+
+HARMLESS = pathlib.Path("libm.so.6")
+SIDES = {"native": None, "qshim": {"QSHIM_SET": "one"}, "fp8": {"QSHIM_SET": "two"}}
+COLUMNS = [Column("native", "native", "work"), Column("qshim", "qshim", "work"),
+           Column("fp8", "fp8", "work")]
+LOG, BROKEN = "TEST_BENCH_LOG", "TEST_BENCH_BROKEN"
+
+
+# ---- the pretended child ------------------------------------------------------------------------
+
+
+class PretendTimer:
+    """Takes the time it says, and writes down when it began and ended and what it ran."""
+
+    def __init__(self):
+        self.side = os.environ.get("QSHIM_SET", "plain")
+
+    def idle(self):
+        pass
+
+    def block(self, step, reps, wait_s=0.0):
+        begin = time.monotonic()
+        for _ in range(reps):
+            ms = step()
+        with open(os.environ[LOG], "a") as log:
+            log.write(json.dumps([self.side, reps, begin, time.monotonic()]) + "\n")
+        return ms, 0.001
+
+    def alone(self, step, reps, host_s):
+        return self.block(step, reps)[0] / 2
+
+
+def pretended(case):
+    calls = []
+
+    def work():
+        calls.append(None)
+        time.sleep(0.0005)
+        return case.get("ms", 0.5)
+
+    def fail():
+        raise ValueError("does not work")
+
+    def noise():
+        print('{"ms": 99}', flush=True)
+        os.write(1, b"noise\n")
+        return 1.0
+
+    steps = {"work": work, "slow": lambda: 10 * work(), "fail": fail, "noise": noise, "die": lambda: os._exit(7),
+             "sleep": lambda: time.sleep(60)}
+    return steps, {"calls": lambda: len(calls)}, {"peer": "not installed"}
+
+
+def environment():
+    if os.environ.get(BROKEN):
+        raise RuntimeError("no CUDA device")
+    return {"preload": os.environ.get("LD_PRELOAD"), "pid": os.getpid(),
+            "qshim": sorted(k for k in os.environ if k.startswith("QSHIM"))}
+
+
+# ---- lock step ----------------------------------------------------------------------------------
+
+
+class LockStep(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.log = pathlib.Path(self.folder.name) / "log"
+        self.addCleanup(self.folder.cleanup)
+        os.environ[LOG] = str(self.log)
+        self.addCleanup(os.environ.pop, BROKEN, None)
+        # What a failing call prints is wanted at a terminal, not here.
+        quiet = open(os.devnull, "w")
+        self.addCleanup(quiet.close)
+        errors, sys.stderr = sys.stderr, quiet
+        self.addCleanup(setattr, sys, "stderr", errors)
+
+    def sides(self, names=tuple(SIDES)):
+        return bench_lib.Sides(__file__, {n: SIDES[n] for n in names}, HARMLESS)
+
+    def logged(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def measured(self, columns, effort=Effort(blocks=4, warm_ms=1, warm_reps=2), case={}):
+        with self.sides() as sides:
+            bench_lib.load(sides, case, {})
+            return bench_lib.measure(sides, columns, effort)
+
+    def test_no_two_sides_run_at_the_same_time(self):
+        self.measured(COLUMNS)
+        spans = sorted((begin, end) for _, _, begin, end in self.logged())
+        self.assertGreater(len(spans), 12)
+        for (_, end), (begin, _) in zip(spans, spans[1:]):
+            self.assertLessEqual(end, begin)
+
+    def test_blocks_alternate_in_the_order_a_b_b_a(self):
+        self.measured(COLUMNS, Effort(blocks=4, warm_ms=0, warm_reps=1, apart=False))
+        order = [side for side, *_ in self.logged()][len(COLUMNS):]
+        there = ["plain", "one", "two"]
+        self.assertEqual(order, 2 * (there + there[::-1]))
+
+    def test_the_first_column_sets_the_repetitions_of_all(self):
+        columns = [COLUMNS[0], Column("slow", "qshim", "slow")]
+        results = self.measured(columns, Effort(blocks=2, block_ms=8, warm_ms=0, apart=False),
+                                {"ms": 2.0})
+        blocks = [reps for _, reps, _, _ in self.logged() if reps > 1]
+        self.assertEqual(blocks, [4] * 4)
+        self.assertEqual([len(r) for r in results.values()], [2, 2])
+
+    def test_short_calls_are_measured_apart_and_long_ones_not(self):
+        effort = Effort(blocks=2, warm_ms=0)
+        short = self.measured(COLUMNS, effort, {"ms": 0.5})["native"][0]
+        long = self.measured(COLUMNS, effort, {"ms": 5.0})["native"][0]
+        self.assertEqual((short["gpu_ms"], long["gpu_ms"]), (0.25, 5.0))
+
+    def test_without_apart_a_block_is_exactly_its_repetitions(self):
+        with self.sides(("native",)) as sides:
+            bench_lib.load(sides, {"ms": 400.0}, {})
+            bench_lib.measure(sides, COLUMNS[:1], Effort(
+                blocks=4, block_ms=0, warm_ms=0, warm_reps=3, least_reps=2, apart=False))
+            self.assertEqual(sides["native"].tell("calls"), 3 + 4 * 2)
+
+    def test_a_failing_column_leaves_the_others(self):
+        results = self.measured([COLUMNS[0], Column("bad", "qshim", "fail"), COLUMNS[2]])
+        self.assertEqual(results["bad"], {"error": "ValueError: does not work"})
+        self.assertEqual((len(results["native"]), len(results["fp8"])), (4, 4))
+
+    def test_what_libraries_print_is_no_answer(self):
+        results = self.measured([COLUMNS[0], Column("noisy", "qshim", "noise")])
+        self.assertEqual({b["ms"] for b in results["noisy"]}, {1.0})
+
+    def test_what_libraries_print_stays_out_of_the_table(self):
+        result = subprocess.run([sys.executable, __file__, "--noise"], capture_output=True)
+        self.assertEqual((result.returncode, result.stdout), (0, b""))
+        self.assertIn(b"noise", result.stderr)
+
+    def test_variants_that_are_not_to_be_had_are_named(self):
+        with self.sides(("native", "qshim")) as sides:
+            missing = bench_lib.load(sides, {}, {})
+        self.assertEqual(missing[("qshim", "peer")], "not installed")
+
+    def test_a_child_that_dies_ends_the_run_and_the_other_children(self):
+        with self.assertRaisesRegex(bench_lib.Failed, "qshim process ended with status 7"):
+            with self.sides() as sides:
+                bench_lib.load(sides, {}, {})
+                bench_lib.measure(sides, [Column("x", "qshim", "die")], Effort())
+        for side in sides.sides.values():
+            self.assertIsNotNone(side.process.poll())
+
+    def test_a_child_that_does_not_answer_is_given_up(self):
+        limit, bench_lib.LIMIT_S = bench_lib.LIMIT_S, 0.5
+        patience, bench_lib.LEAVE_S = bench_lib.LEAVE_S, 0.5
+        try:
+            with self.assertRaisesRegex(bench_lib.Failed, "not answered"):
+                with self.sides(("native",)) as sides:
+                    bench_lib.load(sides, {}, {})
+                    bench_lib.measure(sides, [Column("x", "native", "sleep")], Effort())
+        finally:
+            bench_lib.LIMIT_S, bench_lib.LEAVE_S = limit, patience
+        self.assertEqual(sides["native"].process.poll(), -signal.SIGKILL)
+
+    def test_a_child_with_nothing_to_measure_on_says_so(self):
+        os.environ[BROKEN] = "1"
+        with self.assertRaisesRegex(bench_lib.Failed, "native: no CUDA device"):
+            with self.sides():
+                self.fail("started")
+
+    def test_only_the_sides_of_qshim_are_preloaded(self):
+        with preserved(QSHIM_POLICY="lossless", QSHIM="off", LD_PRELOAD="libc.so.6"):
+            with self.sides() as sides:
+                native, qshim = sides["native"].facts, sides["qshim"].facts
+        self.assertEqual((native["preload"], native["qshim"]), (None, []))
+        self.assertEqual(qshim["preload"], str(HARMLESS))
+        self.assertEqual(qshim["qshim"],
+                         ["QSHIM_OUT", "QSHIM_QUIET", "QSHIM_SET", "QSHIM_SUMMARY"])
+
+    def test_children_leave_when_the_parent_is_killed(self):
+        parent = subprocess.Popen([sys.executable, __file__, "--hold"], stdout=subprocess.PIPE)
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.communicate()
+        self.assertTrue(gone_within(pid, 10), f"process {pid} is still there")
+
+
+@contextlib.contextmanager
+def preserved(**variables):
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def gone_within(pid, seconds):
+    """A zombie that nobody reaps has left, too."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def alone(what):
+    """Runs one child without the tests around it: to be killed, or to be listened to."""
+    with tempfile.NamedTemporaryFile() as log, preserved(**{LOG: log.name}):
+        with bench_lib.Sides(__file__, {"native": None}, HARMLESS) as sides:
+            if what == "--noise":
+                bench_lib.load(sides, {}, {})
+                sides["native"].ask("warm", variant="noise", ms=0, reps=1)
+            else:
+                print(sides["native"].facts["pid"], flush=True)
+                time.sleep(60)
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def blocks(*values):
+    return [{"ms": v, "gpu_ms": v} for v in values]
+
+
+class Figures(unittest.TestCase):
+    def test_the_spread_is_the_median_and_two_percentiles(self):
+        self.assertEqual(bench_lib.spread([5, 1, 2, 4, 3, 6]), {"p20": 2, "median": 3.5, "p80": 5})
+        self.assertEqual(bench_lib.spread([7.0]), {"p20": 7.0, "median": 7.0, "p80": 7.0})
+
+    def test_ratios_are_those_of_neighbours_and_so_free_of_drift(self):
+        out = bench_lib.figures({"native": blocks(1, 2, 4), "qshim": blocks(0.5, 1, 2)}, "native")
+        self.assertEqual(out["qshim"]["ratio"], {"p20": 2, "median": 2, "p80": 2})
+        self.assertEqual(out["qshim"]["ms"]["median"], 1)
+        self.assertNotIn("ratio", out["native"])
+
+    def test_a_failed_base_leaves_times_without_ratios(self):
+        out = bench_lib.figures({"native": {"error": "x"}, "qshim": blocks(1, 1)}, "native")
+        self.assertEqual(out["native"], {"error": "x"})
+        self.assertNotIn("ratio", out["qshim"])
+
+    def test_served_counts_what_was_called_between_two_readings(self):
+        before = {"a": (5, 5, "auto"), "b": (3, 0, "small")}
+        after = {"a": (9, 8, "auto"), "b": (3, 0, "small"), "c": (2, 0, "dtype")}
+        self.assertEqual(bench_lib.served(before, after), [
+            {"product": "a", "calls": 4, "replaced": 3, "reason": "auto"},
+            {"product": "c", "calls": 2, "replaced": 0, "reason": "dtype"}])
+
+    def test_only_columns_of_ours_must_not_fail(self):
+        rows = [{"columns": {"native": {"ms": {}}, "torchao": {"error": "absent"}}}]
+        self.assertEqual(bench_lib.failures(rows), [])
+        rows.append({"columns": {"qshim": {"error": "bad"}}})
+        self.assertEqual(bench_lib.failures(rows), [("qshim", "bad")])
+
+    def test_enough_sets_are_rotated_for_none_to_stay_in_the_cache(self):
+        for size in (1 << 23, 1 << 26, 1 << 30):
+            self.assertGreaterEqual(bench_worker.sets_of(size) * size, 180 << 20)
+        self.assertEqual(bench_worker.sets_of(1 << 40), 1)
+
+    def test_the_layer_has_twelve_products_of_the_published_work(self):
+        case = bench_layer.shape(bench_layer.DEFAULT)
+        work = sum(3 * 2 * case["tokens"] * k * n for k, n in bench_layer.layers_of(case))
+        # 32.014 ms at 599 TFLOP/s
+        self.assertAlmostEqual(work / 32.014e-3, 599e12, delta=1e12)
+
+    def test_dgrad_and_wgrad_of_a_layer_follow_each_other_backwards(self):
+        products = [{g: (g, i) for g in ("fprop", "dgrad", "wgrad")} for i in range(2)]
+        self.assertEqual(bench_layer.ordered(products)["layer"], [
+            ("fprop", 0), ("fprop", 1), ("dgrad", 1), ("wgrad", 1), ("dgrad", 0), ("wgrad", 0)])
+
+    def test_the_possible_ratio_is_amdahls(self):
+        found = bench_llama.ceiling({"all": 8.0, "products": 5.0}, step_ms=10.0)
+        self.assertEqual(found["share"], 0.5)
+        self.assertAlmostEqual(found["ratio"], 1 / (0.5 + 0.5 / bench_llama.PRODUCT_RATIO))
+        self.assertIsNone(bench_llama.ceiling(None, 10.0))
+
+    def test_attention_is_no_product_and_every_gemm_kernel_is(self):
+        def counts(name):
+            return bool(bench_llama.PRODUCTS.search(name)
+                        and not bench_llama.NOT_PRODUCTS.search(name))
+        self.assertTrue(counts("nvjet_sm90_tst_256x128_64x4_2x1_v_bz_TNT"))
+        self.assertTrue(counts("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n"))
+        self.assertTrue(counts("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>"))
+        self.assertFalse(counts("fmha_cutlassF_bf16_aligned_64x64_rf_sm80_gemm"))
+        self.assertFalse(counts("void at::native::vectorized_elementwise_kernel<4>"))
+
+    def test_a_sweep_names_the_worst_by_either_clock_and_all_below_the_limit(self):
+        def row(m, ratio, gpu_ratio):
+            return {"m": m, "columns": {"qshim": {"ms": {}, "ratio": {"median": ratio},
+                                                  "gpu_ratio": {"median": gpu_ratio}}}}
+        found = bench_linear.summary([row(1, 1.0, 1.0), row(2, 1.2, 0.7), row(3, 0.9, 1.4)])
+        self.assertEqual(found["worst"]["m"], 2)
+        self.assertEqual([r["m"] for r in found["below"]], [2, 3])
+
+
+# ---- reports and tables -------------------------------------------------------------------------
+
+
+def figure(ms, ratio=None):
+    out = {name: {"p20": 0.9 * ms, "median": ms, "p80": 1.1 * ms} for name in ("ms", "gpu_ms")}
+    if ratio:
+        out |= {name: {"p20": ratio - 0.01, "median": ratio, "p80": ratio + 0.01}
+                for name in ("ratio", "gpu_ratio")}
+    return out
+
+
+def report_of(script, results, **more):
+    report = {"script": script, "date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef",
+              "dirty": False, "policy": "default", "complete": True, "effort": {"blocks": 8},
+              "machine": {"gpu": "GPU X", "driver": "1.2", "cuda": "13.0", "cublas": "13.1.0",
+                          "torch": "2.11"}, "results": results, **more}
+    return report | {"digest": bench_lib.digest(report)}
+
+
+def linear_row(m=8192, replaced=3, **columns):
+    return {"m": m, "k": 4096, "n": 1024, "forward": False,
+            "columns": {"native": figure(4.1), "qshim": figure(2.5, 1.64),
+                        "fp8": figure(2.5, 1.63), "ceiling": figure(2.1, 1.95), **columns},
+            "products": [{"product": "TN", "calls": 9, "replaced": replaced, "reason": "auto"}]}
+
+
+def layer_report():
+    group = {"native": figure(32.0), "qshim": figure(20.0, 1.6), "fp8": figure(20.5, 1.56),
+             "ceiling": figure(17.0, 1.88)}
+    return report_of("bench_layer.py", [{"tokens": 15872, "hidden": 4096, "ffn": 16384, "groups": {
+        name: group for name in bench_layer.GROUPS}, "products": []}])
+
+
+def llama_report():
+    part = {"columns": {"native": figure(300.0) | {"tokens_per_s": 53000.0},
+                        "qshim": figure(250.0, 1.2) | {"tokens_per_s": 64000.0}},
+            "products": [], "ceiling": {"share": 0.45, "ratio": 1.27}}
+    return report_of("bench_llama.py", [{"title": "1.1 B", "train": part, "prefill": part,
+                                         "losses": {"native": [9.0, 8.1], "qshim": [9.0, 8.2]}}])
+
+
+class Tables(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def write(self, name, report):
+        (pathlib.Path(self.folder.name) / f"{name}.json").write_text(
+            report if isinstance(report, str) else json.dumps(report))
+
+    def results_table(self, *arguments):
+        result = subprocess.run([sys.executable, "-B", SCRIPTS / "results_table", *arguments],
+                                capture_output=True, text=True)
+        return result.returncode, result.stdout.strip(), result.stderr.strip()
+
+    def table(self, name, report):
+        self.write(name, report)
+        status, out, err = self.results_table(name, self.folder.name)
+        self.assertEqual((status, err), (0, ""))
+        return out
+
+    def test_a_report_that_is_not_there_says_not_measured(self):
+        for name in ("linear", "sweep", "layer", "llama", "summary"):
+            self.assertEqual(self.results_table(name, self.folder.name),
+                             (0, "not measured on this commit", ""))
+
+    def test_a_report_edited_by_hand_is_refused(self):
+        report = layer_report()
+        report["results"][0]["groups"]["layer"]["qshim"]["ms"]["median"] = 15.0
+        self.write("layer", report)
+        status, out, err = self.results_table("layer", self.folder.name)
+        self.assertEqual((status, out), (1, ""))
+        self.assertIn("measure again", err)
+
+    def test_a_damaged_report_is_refused(self):
+        for text in ("{", "[]", "{}"):
+            self.write("layer", text)
+            self.assertEqual(self.results_table("layer", self.folder.name)[:2], (1, ""))
+
+    def test_an_unknown_table_is_an_error_of_usage(self):
+        self.assertEqual(self.results_table("nothing")[0], 2)
+        self.assertEqual(self.results_table()[0], 2)
+
+    def test_linear_has_a_row_for_each_size_and_a_dash_for_what_failed(self):
+        rows = [linear_row(), linear_row(m=1, replaced=0, ceiling={"error": "refused"},
+                                         torchao={"error": "refused"})]
+        out = self.table("linear", report_of("bench_linear.py", rows)).splitlines()
+        self.assertEqual(out[2], "| 8192 × 4096 × 1024 | 4.100 | 1.64 (1.63–1.65) | 1 of 1 | – "
+                                 "| 1.64 | 1.63 | 1.95 |")
+        self.assertEqual(out[3], "| 1 × 4096 × 1024 | 4.100 | 1.64 (1.63–1.65) | 0 of 1 | – "
+                                 "| 1.64 | 1.63 | – |")
+        self.assertEqual(len({line.count("|") for line in out[:4]}), 1)
+
+    def test_every_table_says_where_and_when_and_from_what(self):
+        out = self.table("layer", layer_report())
+        for word in ("GPU X", "driver 1.2", "CUDA 13.0", "cuBLAS 13.1.0", "0123456789,",
+                     "2026-12-01", "scripts/bench_layer.py"):
+            self.assertIn(word, out)
+        self.assertIn("| all twelve (15872 tokens, 4096, 16384) | 32.0 | 20.0 | 1.60 | 20.5 | 17.0 "
+                      "| 1.88 |", out)
+
+    def test_a_run_cut_short_or_of_changed_sources_says_so(self):
+        out = self.table("linear", report_of("bench_linear.py", [linear_row()], complete=False,
+                                             dirty=True, policy="careful"))
+        for word in ("The run did not end", "uncommitted changes", "policy careful"):
+            self.assertIn(word, out)
+
+    def test_llama_has_rates_losses_and_what_was_possible(self):
+        out = self.table("llama", llama_report()).splitlines()
+        self.assertEqual(out[2], "| 1.1 B | training step | 53,000 | 64,000 | 1.20 (1.19–1.21) "
+                                 "| 0.45 | 1.27 | 94 % | 8.1000 / 8.2000 |")
+        self.assertTrue(out[3].startswith("| 1.1 B | prefill |") and out[3].endswith("| – |"))
+
+    def test_a_sweep_without_a_slow_size_shows_the_worst(self):
+        fine, slow = linear_row(), linear_row(m=7)
+        out = self.table("sweep", report_of("bench_linear.py", [fine], worst=fine, below=[],
+                                            limit=0.98))
+        self.assertIn("Below 0.98: none; the worst.", out)
+        self.assertIn("| 8192 × 4096 × 1024 |", out)
+        out = self.table("sweep", report_of("bench_linear.py", [fine, slow], worst=slow,
+                                            below=[slow], limit=0.98))
+        self.assertIn("Below 0.98: 1.", out)
+        self.assertNotIn("| 8192 × 4096 × 1024 |", out)
+
+    def test_the_summary_takes_what_is_there(self):
+        self.write("layer", layer_report())
+        _, out, _ = self.results_table("summary", self.folder.name)
+        self.assertIn("| 32.0 ms | 20.0 ms | 1.60 |", out)
+        self.write("llama", llama_report())
+        _, out, _ = self.results_table("summary", self.folder.name)
+        self.assertEqual(len(out.splitlines()), 2 + 2 + 1)
+
+
+class Reports(unittest.TestCase):
+    """The report while a run goes on; no child is needed for it."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        folder = pathlib.Path(self.folder.name)
+        self.file = folder / "report.json"
+        (folder / "library").write_bytes(b"library")
+        self.arguments = type("Arguments", (), {
+            "json": self.file, "commit": None, "policy": None, "quick": True,
+            "library": folder / "library"})
+
+    def report(self):
+        side = type("Side", (), {"facts": {"gpu": "GPU X"}})
+        sides = type("Sides", (), {"sides": {"native": side}, "version": lambda self: "1.0"})()
+        return bench_lib.Report("scripts/bench_x.py", self.arguments, sides, Effort())
+
+    def read(self):
+        data = json.loads(self.file.read_text())
+        self.assertEqual(data["digest"], bench_lib.digest(data))
+        return data
+
+    def test_a_run_cut_short_leaves_what_it_has(self):
+        report = self.report()
+        report.add({"m": 1})
+        data = self.read()
+        self.assertEqual((data["complete"], data["results"]), (False, [{"m": 1}]))
+        report.finish(worst=1)
+        self.assertEqual((self.read()["complete"], self.read()["worst"]), (True, 1))
+        self.assertEqual(sorted(f.name for f in self.file.parent.iterdir()),
+                         ["library", "report.json"])
+
+    def test_a_report_says_what_was_measured(self):
+        self.arguments.commit, self.arguments.policy = "abc", "some/folder/own.ini"
+        self.report().finish()
+        data = self.read()
+        self.assertEqual((data["policy"], data["quick"]), ("own.ini", True))
+        self.assertNotIn(str(self.file.parent), json.dumps(data))
+        self.assertEqual((data["script"], data["commit"], data["dirty"]), ("bench_x.py", "abc", None))
+        self.assertEqual((data["library"]["version"], len(data["library"]["sha256"])), ("1.0", 64))
+        self.assertEqual((data["machine"], data["effort"]["blocks"]), ({"gpu": "GPU X"}, 8))
+
+
+# ---- command lines ------------------------------------------------------------------------------
+
+
+class CommandLines(unittest.TestCase):
+    def refused(self, script, *arguments):
+        result = subprocess.run([sys.executable, "-B", SCRIPTS / script, *arguments],
+                                capture_output=True, text=True)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        return result.stderr
+
+    def test_mistakes_end_with_status_2_before_anything_runs(self):
+        here = ["--library", __file__]
+        for script in ("bench_linear.py", "bench_layer.py", "bench_llama.py"):
+            self.assertIn("--nonsense", self.refused(script, *here, "--nonsense"))
+            self.assertIn("no/such is missing", self.refused(script, "--library", "no/such"))
+            self.assertIn("--shapes", self.refused(script, *here, "--shapes", "12x"))
+            self.assertIn("no folder", self.refused(script, *here, "--json", "no/such/file"))
+
+    def test_shapes_are_read_whole_or_refused(self):
+        self.assertEqual(bench_linear.shape("8x16x32:fwd"),
+                         {"m": 8, "k": 16, "n": 32, "forward": True})
+        for text in ("", "8x16", "8x16x32x64", "8x16x0", "8x16x-1", "8x16x32:bwd", "8x16x32 9"):
+            with self.assertRaises(bench_lib.argparse.ArgumentTypeError):
+                bench_linear.shape(text)
+
+    def test_the_sizes_a_script_has_by_itself_are_valid(self):
+        for text in f"{bench_linear.FULL},{bench_linear.QUICK}".split(","):
+            bench_linear.shape(text)
+        self.assertEqual(set(bench_linear.QUICK.split(",")) - set(bench_linear.FULL.split(",")),
+                         set())
+
+    def test_progress_goes_to_stderr(self):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            bench_tables.progress(linear_row())
+        self.assertEqual((out.getvalue(), err.getvalue()),
+                         ("", "8192 × 4096 × 1024: 4.100 ms, x1.64\n"))
+
+
+def main():
+    stream = io.StringIO()
+    suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__])
+    result = unittest.TextTestRunner(stream).run(suite)
+    bad = len(result.failures) + len(result.errors)
+    if bad:
+        print(stream.getvalue())
+    print(f"{result.testsRun - bad} passed, {bad} failed")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    if bench_worker.is_worker():
+        bench_worker.serve(pretended, timer=PretendTimer, facts=environment)
+    elif sys.argv[1:] in (["--hold"], ["--noise"]):
+        alone(sys.argv[1])
+    else:
+        main()
