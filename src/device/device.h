@@ -3,7 +3,7 @@
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
  * context.c  qs_context_current qs_context_forked
  * stream.c   qs_stream_describe
- * scratch.c  qs_scratch_lock qs_scratch_unlock qs_device_bytes
+ * scratch.c  qs_scratch_lock qs_scratch_unlock qs_temporary_alloc qs_temporary_free qs_device_bytes
  * embed.S    qs_fatbin_quantise
  */
 #ifndef QS_DEVICE_DEVICE_H
@@ -27,6 +27,10 @@ struct qs_options;
 	X(cuCtxGetDevice)                                                                          \
 	X(cuDeviceGetAttribute)                                                                    \
 	X(cuDeviceTotalMem_v2)                                                                     \
+	X(cuEventCreate)                                                                           \
+	X(cuEventDestroy_v2)                                                                       \
+	X(cuEventRecord)                                                                           \
+	X(cuEventSynchronize)                                                                      \
 	X(cuGetErrorName)                                                                          \
 	X(cuLaunchKernel)                                                                          \
 	X(cuMemAlloc_v2)                                                                           \
@@ -58,6 +62,7 @@ struct qs_driver {
 	QS_DRIVER_OPTIONAL(QS_DRIVER_MEMBER)
 #undef QS_DRIVER_MEMBER
 	qs_capture_info_function *cuStreamGetCaptureInfo_v2;
+	CUresult (*cuEventElapsedTime)(float *, CUevent, CUevent); /* a macro in CUDA 13's cuda.h */
 };
 
 /* The driver the program loaded, or NULL if there is none or it lacks something. */
@@ -130,6 +135,10 @@ bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
 struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
                                    size_t bytes, enum qs_reason *why);
 void qs_scratch_unlock(struct qs_scratch *scratch);
+/* Memory for a moment outside capture, counted like scratch; 0 if there is none. */
+CUdeviceptr qs_temporary_alloc(struct qs_context *context, size_t bytes);
+/* Waits for the work that uses it. */
+void qs_temporary_free(CUdeviceptr base);
 
 extern const unsigned char qs_fatbin_quantise[] __attribute__((visibility("hidden")));
 

@@ -22,11 +22,15 @@ static const char *fill(struct qs_driver *to, void *library)
 #undef QS_FIND
 	to->cuStreamGetCaptureInfo_v2 =
 	        (qs_capture_info_function *)qs_real_dlsym(library, "cuStreamGetCaptureInfo_v2");
+	to->cuEventElapsedTime =
+	        (__typeof__(to->cuEventElapsedTime))qs_real_dlsym(library, "cuEventElapsedTime");
 #define QS_CHECK(function)                                                                         \
 	if (!to->function)                                                                         \
 		return #function;
 	QS_DRIVER_API(QS_CHECK)
 #undef QS_CHECK
+	if (!to->cuEventElapsedTime)
+		return "cuEventElapsedTime";
 	return to->cuStreamGetCaptureInfo_v2 ? NULL : "cuStreamGetCaptureInfo_v2";
 }
 

@@ -250,3 +250,19 @@ void qs_scratch_unlock(struct qs_scratch *scratch)
 {
 	pthread_mutex_unlock(&scratch->lock);
 }
+
+/* The limit holds for it too, but it is not counted as taken: it is given back before the call that
+ * asked for it returns. */
+CUdeviceptr qs_temporary_alloc(struct qs_context *context, size_t bytes)
+{
+	CUdeviceptr base = 0;
+	size_t wanted = round_up(bytes);
+	if (atomic_load(&context->taken) + wanted > context->limit || allocate(&base, wanted))
+		return 0;
+	return base;
+}
+
+void qs_temporary_free(CUdeviceptr base)
+{
+	release(base);
+}

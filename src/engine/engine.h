@@ -6,6 +6,9 @@
  *
  * engine.c  qs_engine_of
  * fp8.c     qs_engine_fp8
+ * bf16.c    qs_engine_bf16
+ * lt.h      the product both of them make, and the choice of its algorithm
+ * tune.h    timing against the program's own call
  */
 #ifndef QS_ENGINE_ENGINE_H
 #define QS_ENGINE_ENGINE_H
@@ -24,7 +27,8 @@ struct qs_engine {
 	enum qs_action action;
 	/* The state for this key and context, or NULL with *failure filled. */
 	void *(*prepare)(const struct qs_gemm *g, struct qs_context *context,
-	                 const struct qs_choice *choice, struct qs_failure *failure);
+	                 const struct qs_stream *stream, const struct qs_choice *choice,
+	                 struct qs_failure *failure);
 	/* Submits the product; false with *failure filled, and then nothing has been written to D.
 	 * *bytes is what was written to quantised operands. */
 	bool (*run)(void *state, const struct qs_gemm *g, struct qs_context *context,
@@ -35,6 +39,7 @@ struct qs_engine {
 const struct qs_engine *qs_engine_of(enum qs_action action);
 
 extern const struct qs_engine qs_engine_fp8;
+extern const struct qs_engine qs_engine_bf16;
 
 /* Fills a failure; returns false so that a step can `return qs_failed(...)`. */
 bool qs_failed(struct qs_failure *failure, enum qs_reason reason, const char *format, ...)

@@ -118,7 +118,11 @@ struct qs_gemm {
 	const void *a, *b, *c;            /* device pointers                            */
 	void *d;                          /* device pointer, may equal c                */
 	const void *bias;                 /* device pointer or NULL                     */
-	const float *alpha, *beta;        /* host pointers (valid unless QS_SCALAR_DEVICE) */
+	/* Makes the program's own call once more, into other memory of D's shape; a cublasStatus_t.
+	 * NULL where the entry point cannot. For timing only. */
+	int (*repeat)(const struct qs_gemm *g, void *d);
+	const void *call;          /* what `repeat` needs                        */
+	const float *alpha, *beta; /* host pointers (valid unless QS_SCALAR_DEVICE) */
 };
 
 /* Completes the derived fields of g->key (scalars, in_place, align) from the call's values. A

@@ -97,9 +97,23 @@ static void describe(struct qs_gemm *g, const struct qs_library *library, enum q
 	key->batch = call->count;
 }
 
+/* The single products, whatever their entry point, are this call of GemmEx. */
+static int repeat(const struct qs_gemm *g, void *d)
+{
+	const struct call *call = g->call;
+	__typeof__(cublasGemmEx) *gemm_ex =
+	        (__typeof__(cublasGemmEx) *)g->library->original[QS_ENTRY_GEMM_EX];
+	if (!gemm_ex)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	return (int)gemm_ex(call->handle, call->ta, call->tb, (int)call->m, (int)call->n,
+	                    (int)call->k, call->alpha, call->a, call->at, (int)call->lda, call->b,
+	                    call->bt, (int)call->ldb, call->beta, d, call->ct, (int)call->ldc,
+	                    call->compute, CUBLAS_GEMM_DEFAULT);
+}
+
 static bool dispatch(const struct qs_library *library, enum qs_entry entry, const struct call *call)
 {
-	struct qs_gemm g = {0};
+	struct qs_gemm g = {.repeat = repeat, .call = call};
 	describe(&g, library, entry, call);
 	return qs_dispatch(&g);
 }

@@ -136,6 +136,25 @@ static void describe(struct qs_gemm *g, cublasLtMatmulDesc_t desc, cublasLtMatri
 	key->alpha = key->beta = QS_SCALAR_DEVICE; /* perhaps not host pointers */
 }
 
+/* The arguments of a call that are not in struct qs_gemm. */
+struct call {
+	cublasLtMatmulDesc_t desc;
+	cublasLtMatrixLayout_t la, lb, lc, ld;
+	const cublasLtMatmulAlgo_t *algo;
+	void *workspace;
+	size_t workspace_bytes;
+};
+
+static int repeat(const struct qs_gemm *g, void *d)
+{
+	const struct call *call = g->call;
+	const void *c = g->c == g->d ? d : g->c;
+	return (int)g->library->cublasLtMatmul(g->handle, call->desc, g->alpha, g->a, call->la,
+	                                       g->b, call->lb, g->beta, c, call->lc, d, call->ld,
+	                                       call->algo, call->workspace, call->workspace_bytes,
+	                                       g->stream);
+}
+
 #define QS_STRIP(...) __VA_ARGS__
 #define QS_DECLARE_TRY(entry, function, params, args)                                              \
 	bool try_##function(const struct qs_library *library, QS_STRIP params);
@@ -149,8 +168,7 @@ bool try_cublasLtMatmul(const struct qs_library *library, cublasLtHandle_t handl
                         cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo,
                         void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-	(void)algo; /* found for bf16 operands: means nothing to another product */
-	(void)workspace, (void)workspace_bytes;
+	const struct call call = {desc, la, lb, lc, ld, algo, workspace, workspace_bytes};
 	struct qs_gemm g = {
 	        .library = library,
 	        .handle = handle,
@@ -161,6 +179,8 @@ bool try_cublasLtMatmul(const struct qs_library *library, cublasLtHandle_t handl
 	        .d = d,
 	        .alpha = alpha,
 	        .beta = beta,
+	        .repeat = repeat,
+	        .call = &call,
 	};
 	g.key.entry = QS_ENTRY_LT_MATMUL;
 	g.key.library = library->index;

@@ -61,7 +61,7 @@ static struct qs_instance *find_instance(const struct qs_plan *plan,
 
 /* Asks the engine, unless the device or the library rules it out, and logs the outcome. */
 static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
-                    const struct qs_gemm *g)
+                    const struct qs_gemm *g, const struct qs_stream *stream)
 {
 	struct qs_failure failure = {.reason = instance->context->reason};
 	if (instance->context->detail)
@@ -69,8 +69,8 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 	if (failure.reason == QS_REASON_AUTO)
 		failure.reason = check_library(g->library);
 	if (failure.reason == QS_REASON_AUTO)
-		instance->state =
-		        plan->engine->prepare(g, instance->context, &plan->choice, &failure);
+		instance->state = plan->engine->prepare(g, instance->context, stream, &plan->choice,
+		                                        &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
 	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
 	qs_counter_decide(plan->counter, action, instance->reason, plan->rule);
@@ -80,13 +80,13 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_gemm *g,
-                                         struct qs_context *context)
+                                         struct qs_context *context, const struct qs_stream *stream)
 {
 	pthread_mutex_lock(&prepare_lock);
 	struct qs_instance *instance = find_instance(plan, context);
 	if (!instance && (instance = calloc(1, sizeof *instance))) {
 		instance->context = context;
-		prepare(instance, plan, g);
+		prepare(instance, plan, g, stream);
 		instance->next = atomic_load(&plan->first);
 		atomic_store_explicit(&plan->first, instance, memory_order_release);
 	}
@@ -132,6 +132,14 @@ static bool replace_here(struct qs_plan *plan, struct qs_instance *instance,
 	return run(plan, instance, g, stream);
 }
 
+/* A forked child has lost its parent's context, and not every function of the driver notices at
+ * once: whichever failed, the fork is the reason. */
+static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason why)
+{
+	bool lost = qs_process_forked() && why != QS_REASON_MEMORY;
+	return pass_late(plan, g, lost ? QS_REASON_FORK : why, NULL);
+}
+
 /* The product has an engine. A key that is known to pass in this context passes before anything
  * else is asked of the driver. */
 static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
@@ -143,17 +151,19 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	if (instance && !instance->state)
 		return false;
 	if (!context && why == QS_REASON_CONTEXT)
-		return pass_late(plan, g, qs_process_forked() ? QS_REASON_FORK : why, NULL);
+		return pass_without_context(plan, g, why);
 	if (!qs_stream_describe(g->stream, &stream))
-		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, "the stream takes no work now");
+		return context ? pass_late(plan, g, QS_REASON_CAPTURE_COLD,
+		                           "the stream takes no work now")
+		               : pass_without_context(plan, g, QS_REASON_CAPTURE_COLD);
 	if (!context)
 		context = find_context(&stream, &why);
 	if (!context)
-		return pass_late(plan, g, why, NULL);
+		return pass_without_context(plan, g, why);
 	if (!instance && stream.capturing)
 		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);
 	if (!instance)
-		instance = make_instance(plan, g, context);
+		instance = make_instance(plan, g, context, &stream);
 	if (!instance)
 		return pass_late(plan, g, QS_REASON_MEMORY, NULL);
 	return instance->state && replace_here(plan, instance, g, &stream);

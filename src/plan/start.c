@@ -29,6 +29,7 @@ static void at_exit(void)
 	if (atomic_load(&state) != READY || getpid() != pid)
 		return;
 	qs_policy_report_unused(process.policy);
+	qs_epoch_report();
 	qs_note_summary();
 }
 

@@ -18,7 +18,7 @@
 #define SEEDS    12
 #define LEAST_DB 26.0
 
-static const char *const fp8[] = {"QSHIM_SET=default.action=fp8", NULL};
+static const char *const fp8[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8", NULL};
 
 static const struct product shape = {.ta = T_, .m = 64, .n = 40, .k = 96};
 static const struct product large = {.ta = N_, .m = 256, .n = 256, .k = 4096};

@@ -10,7 +10,7 @@
 #define T_       CUBLAS_OP_T
 #define LEAST_DB 26.0 /* two e4m3 operands with one scale each and random normal values give 28 */
 
-static const char *const fp8[] = {"QSHIM_SET=default.action=fp8", NULL};
+static const char *const fp8[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8", NULL};
 
 static const struct product products[] = {
         {.name = "TN", .ta = T_, .tb = N_, .m = 64, .n = 48, .k = 128},

@@ -30,6 +30,7 @@ PROGRAMS = {
     "fork_worker": FP8,
     "jax_matmul": FP8,
     "cupy_matmul": FP8,
+    "epoch_profiler": PARENT,
     "off_identical": PARENT,
     "gpt_ab": PARENT,
 }

@@ -99,8 +99,13 @@ START_TEST(actions_that_this_build_has_no_engine_for_are_unavailable)
 {
 	decide(QSHIM "[rule decode]\naction = nf4\n" DEFAULTS, LARGE);
 	expect(QS_ACTION_NATIVE, "unavailable", "decode");
+}
+END_TEST
+
+START_TEST(bf16_by_rule_is_left_to_its_engine_whatever_the_size)
+{
 	decide(QSHIM "[rule tuned]\naction = bf16\n" DEFAULTS, LARGE);
-	expect(QS_ACTION_NATIVE, "unavailable", "tuned");
+	expect(QS_ACTION_BF16, "rule", "tuned");
 }
 END_TEST
 
@@ -173,6 +178,7 @@ int main(void)
 	tcase_add_test(tcase, a_native_rule_passes_the_largest_product);
 	tcase_add_test(tcase, a_product_that_no_rule_matches_goes_by_the_default);
 	tcase_add_test(tcase, actions_that_this_build_has_no_engine_for_are_unavailable);
+	tcase_add_test(tcase, bf16_by_rule_is_left_to_its_engine_whatever_the_size);
 	tcase_add_test(tcase, observe_and_shadow_pass_what_would_be_replaced);
 	tcase_add_test(tcase, observe_and_shadow_keep_the_reason_of_what_would_pass_anyway);
 	tcase_add_test(tcase, an_ineligible_product_asks_no_rule);

@@ -1,0 +1,187 @@
+/* A product by the program's own cuBLASLt: a second cuBLAS in a process would be a second set of
+ * kernels and state. D, C, bias, alpha, beta and the epilogue are the program's. */
+#include "engine/lt.h"
+
+#include <stdlib.h>
+
+void qs_lt_destroy(struct qs_lt *lt)
+{
+	const struct qs_library *library = lt->library;
+	cublasLtMatrixLayout_t layouts[] = {lt->a, lt->b, lt->c, lt->d};
+	for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+		if (layouts[i])
+			library->cublasLtMatrixLayoutDestroy(layouts[i]);
+	if (lt->desc)
+		library->cublasLtMatmulDescDestroy(lt->desc);
+	pthread_mutex_destroy(&lt->lock);
+	free(lt);
+}
+
+static cublasStatus_t set(const struct qs_lt *lt, cublasLtMatmulDescAttributes_t attribute,
+                          const void *value, size_t size)
+{
+	return lt->library->cublasLtMatmulDescSetAttribute(lt->desc, attribute, value, size);
+}
+
+static cublasStatus_t make_desc(struct qs_lt *lt, const struct qs_key *key,
+                                const struct qs_lt_operands *operands)
+{
+	const int32_t ta = operands->ta, tb = operands->tb, epilogue = key->epilogue;
+	const int32_t bias_type = key->bias_type;
+	const int8_t fast = operands->fast;
+	cublasStatus_t status =
+	        lt->library->cublasLtMatmulDescCreate(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+	if (!status)
+		status = set(lt, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
+	if (!status)
+		status = set(lt, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+	if (!status && fast)
+		status = set(lt, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+	if (!status)
+		status = set(lt, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+	if (!status && key->bias_type != QS_TYPE_NONE)
+		status = set(lt, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
+	return status;
+}
+
+static cublasStatus_t make_operand(const struct qs_lt *lt, cublasLtMatrixLayout_t *layout,
+                                   cudaDataType type, bool k_first, int64_t k, int64_t other,
+                                   int64_t ld)
+{
+	return lt->library->cublasLtMatrixLayoutCreate(
+	        layout, type, (uint64_t)(k_first ? k : other), (uint64_t)(k_first ? other : k), ld);
+}
+
+static cublasStatus_t make_layouts(struct qs_lt *lt, const struct qs_key *key,
+                                   const struct qs_lt_operands *operands)
+{
+	const struct qs_library *library = lt->library;
+	const uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n;
+	const cudaDataType type = (cudaDataType)key->dtype;
+	const bool has_c = key->beta != QS_SCALAR_ZERO;
+	cublasStatus_t status =
+	        make_operand(lt, &lt->a, operands->type, operands->ta != CUBLAS_OP_N, operands->k,
+	                     key->m, operands->lda);
+	if (!status)
+		status = make_operand(lt, &lt->b, operands->type, operands->tb == CUBLAS_OP_N,
+		                      operands->k, key->n, operands->ldb);
+	if (!status)
+		status = library->cublasLtMatrixLayoutCreate(&lt->c, type, m, n,
+		                                             has_c ? key->ldc : key->ldd);
+	if (!status)
+		status = library->cublasLtMatrixLayoutCreate(&lt->d, type, m, n, key->ldd);
+	return status;
+}
+
+static cublasStatus_t set_preference(const struct qs_library *library, const struct qs_key *key,
+                                     const struct qs_lt_operands *operands,
+                                     cublasLtMatmulPreference_t p)
+{
+	static const cublasLtMatmulPreferenceAttributes_t names[] = {
+	        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+	        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+	        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+	        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+	};
+	const bool ours = operands->type != CUDA_R_16BF;
+	const uint32_t align[] = {ours                      ? 256
+	                          : key->align & QS_ALIGN_A ? 16
+	                                                    : 2,
+	                          ours                      ? 256
+	                          : key->align & QS_ALIGN_B ? 16
+	                                                    : 2,
+	                          16, 16};
+	const uint64_t workspace = QS_LT_WORKSPACE;
+	cublasStatus_t status = library->cublasLtMatmulPreferenceSetAttribute(
+	        p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+	for (size_t i = 0; !status && i < sizeof names / sizeof *names; i++)
+		status = library->cublasLtMatmulPreferenceSetAttribute(p, names[i], &align[i],
+		                                                       sizeof align[i]);
+	return status;
+}
+
+static cublasStatus_t ask_heuristic(struct qs_lt *lt, const struct qs_gemm *g,
+                                    const struct qs_lt_operands *operands)
+{
+	const struct qs_library *library = lt->library;
+	cublasLtMatmulHeuristicResult_t result[QS_LT_CANDIDATES] = {0};
+	cublasLtMatmulPreference_t preference = NULL;
+	int found = 0;
+	cublasStatus_t status = library->cublasLtMatmulPreferenceCreate(&preference);
+	if (!status)
+		status = set_preference(library, &g->key, operands, preference);
+	if (!status)
+		status = library->cublasLtMatmulAlgoGetHeuristic(g->handle, lt->desc, lt->a, lt->b,
+		                                                 lt->c, lt->d, preference,
+		                                                 QS_LT_CANDIDATES, result, &found);
+	if (preference)
+		library->cublasLtMatmulPreferenceDestroy(preference);
+	for (int i = 0; !status && i < found; i++) {
+		if (result[i].state || result[i].workspaceSize > QS_LT_WORKSPACE)
+			continue;
+		lt->candidate[lt->count].algo = result[i].algo;
+		lt->candidate[lt->count++].workspace = result[i].workspaceSize;
+	}
+	return status ? status : lt->count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* The bias must be set for the heuristic too; scales too, so that they are known to be taken. */
+static cublasStatus_t set_pointers(const struct qs_lt *lt, const struct qs_lt_call *call)
+{
+	cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+	if (call->scale_a)
+		status = set(lt, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &call->scale_a,
+		             sizeof call->scale_a);
+	if (!status && call->scale_b)
+		status = set(lt, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &call->scale_b,
+		             sizeof call->scale_b);
+	if (!status && call->bias)
+		status = set(lt, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof call->bias);
+	return status;
+}
+
+struct qs_lt *qs_lt_create(const struct qs_gemm *g, const struct qs_lt_operands *operands,
+                           struct qs_failure *failure)
+{
+	const void *scale = operands->type == CUDA_R_16BF ? NULL : g->d;
+	struct qs_lt *lt = calloc(1, sizeof *lt);
+	if (!lt) {
+		qs_failed(failure, QS_REASON_MEMORY, "host memory");
+		return NULL;
+	}
+	lt->library = g->library;
+	pthread_mutex_init(&lt->lock, NULL);
+	cublasStatus_t status = make_desc(lt, &g->key, operands);
+	if (!status)
+		status = set_pointers(
+		        lt,
+		        &(struct qs_lt_call){.scale_a = scale, .scale_b = scale, .bias = g->bias});
+	if (!status)
+		status = make_layouts(lt, &g->key, operands);
+	if (status) {
+		qs_failed(failure, QS_REASON_ERROR, "cuBLASLt descriptors: status %d", (int)status);
+		qs_lt_destroy(lt);
+		return NULL;
+	}
+	status = ask_heuristic(lt, g, operands);
+	if (status) {
+		qs_failed(failure, QS_REASON_ALGO_NONE, "cuBLASLt status %d", (int)status);
+		qs_lt_destroy(lt);
+		return NULL;
+	}
+	return lt;
+}
+
+cublasStatus_t qs_lt_run(struct qs_lt *lt, const struct qs_lt_call *call, int candidate)
+{
+	pthread_mutex_lock(&lt->lock);
+	cublasStatus_t status = set_pointers(lt, call);
+	if (!status)
+		status = lt->library->cublasLtMatmul(
+		        call->handle, lt->desc, call->alpha, call->a, lt->a, call->b, lt->b,
+		        call->beta, call->c, lt->c, call->d, lt->d, &lt->candidate[candidate].algo,
+		        call->workspace, lt->candidate[candidate].workspace,
+		        (cudaStream_t)call->stream);
+	pthread_mutex_unlock(&lt->lock);
+	return status;
+}

@@ -1,0 +1,80 @@
+/* Timing within limits: the budget of the process, memory for an output that is not the program's,
+ * and the program's own call as the rival to beat. */
+#include "engine/tune.h"
+
+#include <time.h>
+
+#include "plan/plan.h"
+
+static _Atomic int64_t spent_us; /* of the process's budget */
+
+static int64_t now_us(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000LL + time.tv_nsec / 1000;
+}
+
+/* The program's own call, once more, into our output. */
+struct native {
+	const struct qs_gemm *g;
+	void *d;
+};
+
+static int run_native(void *data)
+{
+	const struct native *native = data;
+	return native->g->repeat(native->g, native->d);
+}
+
+static size_t output_bytes(const struct qs_key *key)
+{
+	size_t size = key->dtype == CUDA_R_32F ? 4 : 2;
+	return (size_t)((key->n - 1) * key->ldd + key->m) * size;
+}
+
+/* In relaxed mode: waiting for an event is forbidden to a thread beside a global capture, and would
+ * spoil it. */
+static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
+                    const struct qs_lt_call *call, const struct qs_rival *preparation,
+                    struct qs_timing *timing)
+{
+	CUdeviceptr d = qs_temporary_alloc(context, output_bytes(&g->key));
+	if (!d)
+		return false;
+	struct qs_lt_call trial = *call;
+	trial.d = (void *)(uintptr_t)d;
+	if (g->key.in_place)
+		trial.c = trial.d;
+	struct native native = {g, trial.d};
+	struct qs_rival rivals[2] = {{run_native, &native}};
+	if (preparation)
+		rivals[1] = *preparation;
+	bool done = qs_lt_choose(lt, &trial, rivals, preparation ? 2 : 1, timing);
+	qs_temporary_free(d);
+	return done;
+}
+
+bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
+             const struct qs_lt_call *call, const struct qs_rival *preparation,
+             struct qs_timing *timing)
+{
+	double budget_us = 1000.0 * qs_process()->options->budget_ms;
+	if (!g->repeat || (double)atomic_load(&spent_us) >= budget_us)
+		return false;
+	const struct qs_driver *cu = qs_driver_get();
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	int64_t start = now_us();
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	bool done = measure(lt, g, context, call, preparation, timing);
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	atomic_fetch_add(&spent_us, now_us() - start);
+	return done;
+}
+
+bool qs_tune_wins(float ours_ms, float native_ms)
+{
+	const double min_gain = qs_process()->options->min_gain;
+	return ours_ms > 0 && native_ms > 0 &&
+	       (double)native_ms >= (double)ours_ms * (1.0 + min_gain);
+}

@@ -1,0 +1,20 @@
+/* Timing of a prepared product against the program's own call; see lt.h for the algorithms.
+ *
+ * tune.c  qs_tune qs_tune_wins
+ */
+#ifndef QS_ENGINE_TUNE_H
+#define QS_ENGINE_TUNE_H
+
+#include "engine/lt.h"
+
+/* Times the candidates of `lt` with the operands of `call`, the program's own call (rival 0) and
+ * what `preparation` does (rival 1, may be NULL). False if the budget or the memory does not allow
+ * it, or a step failed: nothing is known then, and the first candidate is in use. Waits for the
+ * stream: never while capturing. */
+bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
+             const struct qs_lt_call *call, const struct qs_rival *preparation,
+             struct qs_timing *timing);
+/* True if `ours` beats `native` by the policy's min_gain; both in milliseconds, > 0. */
+bool qs_tune_wins(float ours_ms, float native_ms);
+
+#endif
