@@ -26,8 +26,10 @@ QS_ENTRIES(QS_DECLARE_TRY)
 		if (!qs_begin())                                                                   \
 			return original args;                                                      \
 		cublasStatus_t status = CUBLAS_STATUS_SUCCESS;                                     \
-		if (!try_##function(library, QS_STRIP args))                                       \
+		if (!try_##function(library, QS_STRIP args)) {                                     \
 			status = original args;                                                    \
+			qs_epoch_bump();                                                           \
+		}                                                                                  \
 		qs_end();                                                                          \
 		return status;                                                                     \
 	}
@@ -84,5 +86,5 @@ bool qs_is_own(const void *function)
 		for (int slot = 0; slot <= QS_BOUND_MAX; slot++)
 			if (wrappers[entry][slot] == function)
 				return true;
-	return false;
+	return qs_submission_is_own(function);
 }

@@ -2,17 +2,18 @@
  * inner calls do arrive at the hooks. Only the outermost hooked call of a thread is looked at. */
 #include "intercept/intercept.h"
 
-static __thread unsigned char depth; /* 1 inside a hooked call of this thread */
+/* 1 inside a hooked call of this thread. Read by driver.S, which counts by it. */
+__thread unsigned char qs_depth;
 
 bool qs_begin(void)
 {
-	if (depth)
+	if (qs_depth)
 		return false;
-	depth = 1;
+	qs_depth = 1;
 	return true;
 }
 
 void qs_end(void)
 {
-	depth = 0;
+	qs_depth = 0;
 }

@@ -109,8 +109,8 @@ void *qs_real_dlsym(void *handle, const char *name);
 /* The wrapper of `entry` for the copy in `slot`. */
 void *qs_bound_wrapper(enum qs_entry entry, int slot);
 /* In the scope of the object that holds the return address: itself and what it needs. NULL in the
- * main executable, and for a cuBLAS or driver function that this very object defines. */
-void *qs_in_caller_scope(const void *address, const char *name);
+ * main executable, and for functions of ours. */
+void *qs_in_scope(const void *address, const char *name);
 /* True if the address is one of our own exported functions, wrappers or thunks. */
 bool qs_is_own(const void *function);
 /* In a forked child: make the loader's lock usable. */

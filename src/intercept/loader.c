@@ -105,6 +105,14 @@ static int entry_of(const char *name)
 	return -1;
 }
 
+/* True for the driver functions that are counted. The first test is made here, as a sanitizer's
+ * runtime looks names up before the rest of this library can run. */
+static bool is_submission(const char *name)
+{
+	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z' &&
+	       qs_submission_name(name);
+}
+
 /* The slot of a library's bound wrappers, or -1 when there are no more. */
 static int bind_slot(const struct qs_library *library)
 {
@@ -259,10 +267,7 @@ static bool in_same_object(const void *function, const void *address)
 	return dladdr(function, &a) && dladdr(address, &b) && a.dli_fbase == b.dli_fbase;
 }
 
-/* In the scope of the object that holds the return address: itself and what it needs. An object
- * that defines the function and yet calls ours wraps cuBLAS and got ours from RTLD_NEXT: going back
- * to its definition would never end. */
-static void *in_caller_scope(const void *address, const char *name)
+void *qs_in_scope(const void *address, const char *name)
 {
 	const char *path;
 	void *handle = object_of(address, &path);
@@ -270,6 +275,14 @@ static void *in_caller_scope(const void *address, const char *name)
 		return NULL;
 	void *found = not_own(qs_real_dlsym(handle, name));
 	dlclose(handle);
+	return found;
+}
+
+/* An object that defines the function and yet calls ours wraps it and got ours from RTLD_NEXT:
+ * going back to its definition would never end. */
+static void *in_caller_scope(const void *address, const char *name)
+{
+	void *found = qs_in_scope(address, name);
 	return found && !in_cublas(found) && in_same_object(found, address) ? NULL : found;
 }
 
@@ -392,32 +405,61 @@ const struct qs_library *qs_caller_library(enum qs_entry entry, const void *addr
 /* RTLD_DEFAULT, RTLD_NEXT and the handle of dlopen(NULL) may find our export where without us there
  * is nothing, which would make feature tests lie: then the answer is the NULL (and dlerror) that
  * the program would have got. */
-static void *filter_global(enum qs_entry entry, const void *caller)
+static void *filter_global(void *handle, const char *name, const void *caller)
 {
-	const char *name = entry_names[entry];
+	bool next = handle == RTLD_NEXT; /* the caller's own does not count */
 	if (not_own(qs_real_dlsym(RTLD_DEFAULT, name)) || qs_real_dlsym(RTLD_NEXT, name) ||
-	    in_caller_scope(caller, name))
+	    (next ? in_caller_scope(caller, name) : qs_in_scope(caller, name)))
 		return NULL;
 	qs_real_dlsym(RTLD_NEXT, name); /* sets dlerror() again */
 	return (void *)-1;
 }
 
+/* RTLD_NEXT from a library after us finds the driver's function past us. Wrappers look so for what
+ * they wrap, and are reached through us; others are not. The main program comes before us. */
+static void note_next(const char *name, const void *caller)
+{
+	const char *path;
+	void *object = object_of(caller, &path);
+	if (!object)
+		return;
+	void *found = qs_real_dlsym(object, name);
+	if (!found || !in_same_object(found, caller))
+		qs_submission_escaped(name);
+	dlclose(object);
+}
+
+static void *filter_special(void *handle, const char *name, const void *caller)
+{
+	void *answer = filter_global(handle, name, caller);
+	if (handle == RTLD_NEXT && !answer && is_submission(name))
+		note_next(name, caller);
+	return answer;
+}
+
+static void *wrapper_of(const char *name, void *real, const void *caller)
+{
+	int entry = entry_of(name);
+	if (entry < 0)
+		return qs_submission_wrapper(name, real, caller);
+	const struct qs_library *library = qs_library_of((enum qs_entry)entry, real);
+	int slot = library ? bind_slot(library) : -1;
+	return slot < 0 ? real : qs_bound_wrapper((enum qs_entry)entry, slot);
+}
+
 void *qs_dlsym_filter(void *handle, const char *name, const void *caller)
 {
 	dlsym_function *next = next_dlsym();
-	int entry = entry_of(name);
-	if (entry < 0)
+	if (entry_of(name) < 0 && !is_submission(name))
 		return NULL;
 	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
-		return filter_global((enum qs_entry)entry, caller);
+		return filter_special(handle, name, caller);
 	void *real = next(handle, name);
 	if (!real)
 		return NULL;
 	if (qs_is_own(real)) /* dlopen(NULL), whose scope is the global one */
-		return filter_global((enum qs_entry)entry, NULL);
-	const struct qs_library *library = qs_library_of((enum qs_entry)entry, real);
-	int slot = library ? bind_slot(library) : -1;
-	return slot < 0 ? real : qs_bound_wrapper((enum qs_entry)entry, slot);
+		return filter_global(handle, name, NULL);
+	return wrapper_of(name, real, caller);
 }
 
 void qs_loader_forked(void)

@@ -1,0 +1,55 @@
+/* A libcuda.so.1 that does nothing but remember: every function of src/intercept/submissions.h and
+ * some that are none, each with its own status and twelve arguments. */
+#ifndef QS_TESTS_INTERCEPT_RECORDER_H
+#define QS_TESTS_INTERCEPT_RECORDER_H
+
+#include <stdint.h>
+
+#include "intercept/submissions.h"
+
+/* Functions that submit nothing, some with names close to those that do. */
+#define RECORDER_OTHERS(X)                                                                         \
+	X(cuInit)                                                                                  \
+	X(cuCtxGetCurrent)                                                                         \
+	X(cuCtxSynchronize)                                                                        \
+	X(cuDevicePrimaryCtxRetain)                                                                \
+	X(cuEventRecord)                                                                           \
+	X(cuGraphInstantiateWithFlags)                                                             \
+	X(cuMemAlloc_v2)                                                                           \
+	X(cuMemGetInfo_v2)                                                                         \
+	X(cuMemSetAccess)                                                                          \
+	X(cuModuleLoadData)                                                                        \
+	X(cuStreamIsCapturing)                                                                     \
+	X(cuStreamSynchronize)
+
+#define ARGUMENTS 12 /* the most a driver function has is eleven */
+
+typedef uintptr_t word;
+typedef int driver_function(word, word, word, word, word, word, word, word, word, word, word, word);
+
+/* What a call left; of the calling thread. */
+struct record {
+	const char *name;         /* of the function that was reached, NULL = none yet */
+	word argument[ARGUMENTS]; /* as they arrived                                   */
+	int status;               /* as it was answered                                */
+	long calls;               /* so far                                            */
+};
+
+#define RECORDER_EXPORT __attribute__((visibility("default")))
+
+RECORDER_EXPORT const struct record *recorder_last(void);
+/* The function itself, past every hook; NULL if there is none. */
+RECORDER_EXPORT driver_function *recorder_address(const char *name);
+/* What cuGetProcAddress answers, past every hook. */
+RECORDER_EXPORT driver_function *recorder_answer(const char *name, int version, uint64_t flags);
+/* Called inside every call while set. */
+RECORDER_EXPORT void recorder_set_during(void (*during)(void));
+
+#define PER_THREAD 2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+#define NOT_FOUND  500
+
+typedef int ask_v1(const char *name, driver_function **function, int version, uint64_t flags);
+typedef int ask_v2(const char *name, driver_function **function, int version, uint64_t flags,
+                   int *answer);
+
+#endif

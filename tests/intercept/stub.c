@@ -1,0 +1,31 @@
+/* A library that brings its own cuLaunchKernel and loads the driver, if there is one, only inside
+ * it: what is exported by a stub like this one is what its own calls mean. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+
+#include "tests/intercept/recorder.h"
+
+__attribute__((visibility("default"))) driver_function cuLaunchKernel;
+__attribute__((visibility("default"))) int stub_main(void);
+
+#define NO_DRIVER 303
+
+int cuLaunchKernel(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j,
+                   word k, word l)
+{
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	driver_function *real = driver ? (driver_function *)dlsym(driver, "cuLaunchKernel") : NULL;
+	printf("stub %lu %lu\n", (unsigned long)a, (unsigned long)l);
+	return real ? real(a, b, c, d, e, f, g, h, i, j, k, l) : NO_DRIVER;
+}
+
+/* The call goes through the dynamic linker; so does the look-up. */
+int stub_main(void)
+{
+	driver_function *self = (driver_function *)dlsym(RTLD_DEFAULT, "cuLaunchKernel");
+	printf("status %d\n", cuLaunchKernel(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12));
+	printf("found %d\n", self != NULL);
+	printf("status %d\n", self ? self(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12) : -1);
+	return 0;
+}

@@ -1,0 +1,242 @@
+/* When nothing is to be done, nothing is done: switched off, an excluded program, calls from within
+ * cuBLAS, and programs that have nothing to do with CUDA. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/intercept/run.h"
+#include "tests/support/suite.h"
+
+static struct run bare, shimmed;
+
+static void write_file(const char *path, const char *content)
+{
+	FILE *file = fopen(path, "w");
+	ck_assert_ptr_nonnull(file);
+	ck_assert_int_ge(fputs(content, file), 0);
+	ck_assert_int_eq(fclose(file), 0);
+}
+
+static void expect_same(void)
+{
+	ck_assert_str_eq(shimmed.err, bare.err);
+	ck_assert_str_eq(shimmed.out, bare.out);
+	ck_assert_int_eq(shimmed.status, bare.status);
+}
+
+/* ---- off, and excluded ---- */
+
+static const char *const plugin[] = {"host", "plugin", "cublasGemmEx", "product", NULL};
+
+/* Runs a product which the policy wants in fp8 whatever its size. */
+static void run_wanted(struct run *result, const char *preload, const char *more)
+{
+	char policy[256];
+	const char *path = scratch_file("policy.ini");
+	write_file(path, "[qshim]\nversion = 1\n[default]\naction = fp8\n");
+	snprintf(policy, sizeof policy, "QSHIM_POLICY=%s", path);
+	const char *env[] = {policy, more, NULL};
+	run(result, &(struct setting){.preload = preload, .env = env}, plugin);
+	ck_assert_int_eq(result->status, 0);
+}
+
+START_TEST(the_product_of_these_tests_is_replaced_when_wanted)
+{
+	run_wanted(&bare, NULL, NULL);
+	run_wanted(&shimmed, SHIM, NULL);
+	ck_assert_str_ne(shimmed.out, bare.out);
+	ck_assert_int_eq(decisions(&shimmed, "cublasGemmEx", "rule", NULL), 1);
+}
+END_TEST
+
+START_TEST(off_is_the_same_bit_for_bit_and_writes_nothing)
+{
+	run_wanted(&bare, NULL, NULL);
+	run_wanted(&shimmed, SHIM, "QSHIM=off");
+	ck_assert_str_eq(shimmed.err, "");
+	expect_same();
+	ck_assert(!shimmed.wrote);
+}
+END_TEST
+
+START_TEST(an_excluded_program_is_left_alone)
+{
+	run_wanted(&bare, NULL, NULL);
+	run_wanted(&shimmed, SHIM, "QSHIM_SET=qshim.process=python*");
+	ck_assert_str_eq(shimmed.err, "");
+	expect_same();
+	ck_assert(!shimmed.wrote);
+	run_wanted(&shimmed, SHIM, "QSHIM_SET=qshim.process=python*, host");
+	ck_assert_str_ne(shimmed.out, bare.out);
+}
+END_TEST
+
+/* ---- re-entry ---- */
+
+START_TEST(a_call_within_cublas_is_not_counted_again)
+{
+	const char *argv[] = {"host", "inner", NULL}, *env[] = {"SOFTCUDA_INNER_LT=1", NULL};
+	run(&bare, &(struct setting){.env = env}, argv);
+	run(&shimmed, &(struct setting){.preload = SHIM, .env = env}, argv);
+	ck_assert_ptr_nonnull(strstr(bare.out, "inner calls 1\n"));
+	ck_assert_str_eq(bare.err, "");
+	expect_same();
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 1);
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_LT_MATMUL), 0);
+	ck_assert_int_eq(decisions(&shimmed, NULL, NULL, NULL), 1);
+}
+END_TEST
+
+/* ---- programs without CUDA ---- */
+
+/* Each leaves nothing behind and prints what does not change. "SOURCE" and "OBJECT" are replaced.
+ */
+static const char *const others[][8] = {
+        {"bash", "-c", "echo $((6 * 7)); /bin/echo inner", NULL},
+        {"git", "hash-object", "SOURCE", NULL},
+        {"gcc", "-pipe", "-c", "SOURCE", "-o", "OBJECT", NULL},
+        {"python3", "-B", "-c", "print('fine')", NULL},
+};
+#define OTHERS ((int)(sizeof others / sizeof *others))
+
+static bool prepare_other(const char *argv[8], int index)
+{
+	char command[64];
+	snprintf(command, sizeof command, "command -v %s >/dev/null", others[index][0]);
+	if (system(command)) {
+		printf("no %s: not tested\n", others[index][0]);
+		return false;
+	}
+	memcpy(argv, others[index], sizeof others[index]);
+	for (int i = 0; argv[i]; i++) {
+		if (!strcmp(argv[i], "SOURCE"))
+			argv[i] = scratch_file("source.c");
+		else if (!strcmp(argv[i], "OBJECT"))
+			argv[i] = scratch_file("source.o");
+	}
+	write_file(scratch_file("source.c"), "int answer(void) { return 42; }\n");
+	return true;
+}
+
+START_TEST(a_program_without_cuda_behaves_the_same_and_nothing_is_written)
+{
+	const char *argv[8];
+	if (!prepare_other(argv, _i))
+		return;
+	run(&bare, &(struct setting){0}, argv);
+	run(&shimmed, &(struct setting){.preload = SHIM}, argv);
+	ck_assert_int_eq(bare.status, 0);
+	ck_assert_str_eq(shimmed.err, "");
+	expect_same();
+	ck_assert(!shimmed.wrote);
+}
+END_TEST
+
+/* Paths opened or made, as strace wrote them, sorted. */
+struct opened {
+	size_t count;
+	char *path[4096];
+};
+
+static int compare_paths(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void read_trace(struct opened *opened, const char *trace)
+{
+	char line[8192];
+	FILE *file = fopen(trace, "r");
+	ck_assert_ptr_nonnull(file);
+	opened->count = 0;
+	while (fgets(line, sizeof line, file)) {
+		char *first = strchr(line, '"'), *last = first ? strchr(first + 1, '"') : NULL;
+		if (!last)
+			continue;
+		*last = '\0';
+		ck_assert_uint_lt(opened->count, sizeof opened->path / sizeof *opened->path);
+		opened->path[opened->count++] = strdup(first + 1);
+	}
+	fclose(file);
+	qsort(opened->path, opened->count, sizeof *opened->path, compare_paths);
+}
+
+/* False if this machine does not let a process be traced. */
+static bool trace(struct opened *opened, const char *preload, const char *const *command)
+{
+	char assignment[512];
+	const char *path = scratch_file("trace");
+	const char *argv[24] = {
+	        "strace",
+	        "-f",
+	        "-qq",
+	        "-o",
+	        path,
+	        "-e",
+	        "trace=?open,openat,?openat2,?creat,?mkdir,mkdirat",
+	};
+	size_t used = 7;
+	if (preload) {
+		snprintf(assignment, sizeof assignment, "LD_PRELOAD=%s", built(preload));
+		argv[used++] = "-E";
+		argv[used++] = assignment;
+	}
+	while (*command)
+		argv[used++] = *command++;
+	run(&bare, &(struct setting){0}, argv);
+	if (bare.status)
+		return false;
+	read_trace(opened, path);
+	return true;
+}
+
+/* Everything in `more` is in `less` too, or is our library; nothing of `less` is missing. */
+static void expect_only_shim(const struct opened *less, const struct opened *more)
+{
+	size_t own = 0, j = 0;
+	const char *shim = built(SHIM);
+	for (size_t i = 0; i < more->count; i++) {
+		if (!strcmp(more->path[i], shim))
+			own++;
+		else if (j < less->count && !strcmp(more->path[i], less->path[j]))
+			j++;
+		else
+			ck_abort_msg("opened with the shim only: %s", more->path[i]);
+	}
+	ck_assert_uint_eq(j, less->count);
+	ck_assert_uint_gt(own, 0);
+}
+
+START_TEST(a_program_without_cuda_opens_no_file_more_than_our_library)
+{
+	static struct opened less, more;
+	const char *argv[8];
+	if (!prepare_other(argv, _i))
+		return;
+	if (*preload_first() || !trace(&less, NULL, argv) || !trace(&more, SHIM, argv)) {
+		printf("no trace of %s: opened files are not compared\n", argv[0]);
+		return;
+	}
+	expect_only_shim(&less, &more);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("passing");
+	TCase *tcase = tcase_create("passing");
+	tcase_set_timeout(tcase, 300);
+	tcase_add_checked_fixture(tcase, NULL, remove_scratch);
+	tcase_add_test(tcase, the_product_of_these_tests_is_replaced_when_wanted);
+	tcase_add_test(tcase, off_is_the_same_bit_for_bit_and_writes_nothing);
+	tcase_add_test(tcase, an_excluded_program_is_left_alone);
+	tcase_add_test(tcase, a_call_within_cublas_is_not_counted_again);
+	tcase_add_loop_test(tcase, a_program_without_cuda_behaves_the_same_and_nothing_is_written,
+	                    0, OTHERS);
+	tcase_add_loop_test(tcase, a_program_without_cuda_opens_no_file_more_than_our_library, 0,
+	                    OTHERS);
+	suite_add_tcase(suite, tcase);
+	return qs_suite_main(suite);
+}
