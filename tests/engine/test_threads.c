@@ -280,7 +280,8 @@ static void all_right(const char *scene, int seed)
 {
 	char knob[64];
 	snprintf(knob, sizeof knob, "SOFTCUDA_SEED=%d", seed);
-	const char *const env[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8;cache.max_mib=50%", knob, NULL};
+	const char *const env[] = {
+	        "QSHIM_SET=tune.budget_ms=0;default.action=fp8;cache.max_mib=50%", knob, NULL};
 	run_scene(&outcome, SHIMMED, env, scene, NULL);
 	ck_assert_msg(outcome.exit == 0, "%s, seed %d: exit %d: %.2000s", scene, seed, outcome.exit,
 	              outcome.err);
@@ -332,7 +333,8 @@ END_TEST
 /* Each stream's scratch is 34 MiB, so eleven have room. Those that are gone make room in time. */
 START_TEST(scratch_of_streams_that_are_gone_gives_way_at_the_limit)
 {
-	static const char *const env[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8;cache.max_mib=400", NULL};
+	static const char *const env[] = {
+	        "QSHIM_SET=tune.budget_ms=0;default.action=fp8;cache.max_mib=400", NULL};
 	run_scene(&outcome, SHIMMED, env, "streams_come_and_go", NULL);
 	ck_assert_int_eq(outcome.exit, 0);
 	ck_assert_double_ge(printed(&outcome, "worst"), LEAST_DB);
