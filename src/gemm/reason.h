@@ -8,7 +8,8 @@
 
 /* X(ENUMERATOR, "code", "what happened", "what to do about it") */
 #define QS_REASONS(X)                                                                              \
-	X(AUTO, "auto", "the size model predicts a gain", "nothing to do")                         \
+	X(AUTO, "auto", "measured to be faster, or predicted where it could not be measured",      \
+	  "nothing to do")                                                                         \
 	X(RULE, "rule", "a rule of the policy chose this action", "edit the rule named beside it") \
 	X(TUNED, "tuned", "measured to be the fastest accurate choice", "nothing to do")           \
 	X(OFF, "off", "qshim is switched off", "set QSHIM=on, or mode = on in the policy")         \
@@ -26,7 +27,8 @@
 	X(BATCH, "batch", "more than one product in the call", "nothing: batched products pass")   \
 	X(ORDER, "order", "a layout that is not column-major or is malformed",                     \
 	  "use CUBLASLT_ORDER_COL")                                                                \
-	X(ALIGN, "align", "the output is not aligned to 16 bytes or m not to 8 (fp32: 4)",         \
+	X(ALIGN, "align",                                                                          \
+	  "the output, C or bias is not aligned to 16 bytes, or m not to 8 (fp32: 4)",             \
 	  "pad the output's leading dimension")                                                    \
 	X(EPILOGUE, "epilogue", "an epilogue that is not known to work in fp8",                    \
 	  "nothing: auxiliary outputs and gradient epilogues pass")                                \
@@ -52,7 +54,7 @@
 	X(SQNR, "sqnr", "measured error above the limit", "use scale = row, or lower min_sqnr")    \
 	X(NONFINITE, "nonfinite", "the operand holds NaN or Inf", "nothing to do")                 \
 	X(UNAVAILABLE, "unavailable", "the action chosen is not in this build",                    \
-	  "choose fp8 or native in the rule named beside it")                                      \
+	  "choose fp8, bf16 or native in the rule named beside it")                                \
 	X(CAPTURE_COLD, "capture-cold", "first seen during graph capture",                         \
 	  "run the product once before capturing")                                                 \
 	X(CACHE_FULL, "cache-full", "more distinct products than the plan table holds",            \
