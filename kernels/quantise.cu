@@ -1,37 +1,41 @@
-/* Quantisation of bf16 matrices to fp8 with one scale each: qs_amax, then qs_cast.
+/* Quantisation of bf16 matrices to fp8 in one or both orientations: see quantise.h for what each
+ * kernel computes.
  *
- * Bound by memory. qs_amax reads 2 bytes an element; qs_cast reads 2 and writes 1: 5 in all, 1.18
- * ps an element at an H200's copy rate of 4.24 TB/s, or 79 us for 8192 x 8192. The second read
- * costs less where it finds the matrix in the L2 cache: amax walks every matrix forwards and cast
- * walks backwards, so what was read last, and is still there, is read first. Casting in the pass
- * that measures would need 3 bytes.
+ * Bound by memory. With a prediction that holds, qs_quantise reads 2 bytes an element and writes 1,
+ * or 2 when both orientations are wanted: 3 or 4 in all, 0.71 or 0.94 ps an element at an H200's
+ * copy rate of 4.24 TB/s, 47 or 63 us for 8192 x 8192. qs_repair then only reads the partials.
+ * Without a prediction both kernels read the matrix: 5 bytes. qs_quantise_rows needs none for
+ * its 3. The pair for columns moves 5, less where the second read finds the matrix in the L2 cache.
  *
- * Geometry: one-dimensional grids, QS_AMAX_THREADS and QS_CAST_THREADS threads, blocks as counted
- * by quantise.h; each block walks its operand in steps of the whole grid, so that any number of
- * blocks is right. 16-byte accesses wherever the source allows them (address and row distance
- * multiples of 16 bytes); element by element at ragged ends and in other matrices, which are slower
- * but equal. Indices are 64 bits wide. Numbers: see quantise.h.
+ * To keep HBM busy a multiprocessor must have some 40 KiB of loads in flight: here 64 KiB, four
+ * 16-byte loads of each of 1024 threads, twice that for rows.
+ *
+ * Geometry: one-dimensional grids, blocks as counted by quantise.h; each block walks its operand in
+ * steps of the whole grid, so that any number of blocks is right. A thread reads 16 bytes at a time
+ * wherever the source allows (address and row distance multiples of 16 bytes); element by element
+ * at ragged ends and in other matrices, which are slower but equal.
  */
 #include "kernels/quantise.h"
 
 #define WARP        32
-#define LANES       8 /* bf16 elements of a 16-byte access                     */
-#define AMAX_UNROLL 4 /* 16-byte loads a thread has in flight                  */
-#define CAST_UNROLL 2 /* chunks of output, straight: twice as many loads       */
-#define TILE_LOADS  4 /* transposed: source vectors = bytes of a word along K  */
-#define TILE_CHUNKS (QS_TILE_K / QS_CAST_CHUNK)
-/* Multiprocessors of 8.9 and 12.0 hold 1536 threads, the others named in the Makefile 2048. */
-#define AMAX_RESIDENT (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200 ? 3 : QS_AMAX_BLOCKS_PER_SM)
+#define CHUNK       16 /* bytes of a turned row that a thread writes at once            */
+#define LANES       8  /* bf16 elements of a 16-byte load                               */
+#define UNROLL      4  /* loads a thread has in flight: strips                          */
+#define TILE_LOADS  4  /* the same, tiles: source vectors = bytes of a word along outer */
+#define SWEEP_LOADS 2  /* the same, swept rows: all the registers allow                 */
+#define ROW_LOADS   (QS_ROWS_ELEMENTS / LANES)
+#define TILE_CHUNKS (QS_TILE_OUTER / CHUNK)
 
-static_assert(sizeof(struct qs_quantise_operand) == 64, "layout is shared with the host");
-static_assert(QS_TILE_INNER / LANES * (QS_TILE_K / TILE_LOADS) == QS_CAST_THREADS, "one load each");
+static_assert(sizeof(struct qs_quantise_operand) == 88, "layout is shared with the host");
+static_assert(QS_TILE_INNER / LANES * (QS_TILE_OUTER / TILE_LOADS) == QS_QUANTISE_THREADS,
+              "a tile is one patch for each thread");
 static_assert(TILE_CHUNKS == QS_TILE_INNER / LANES, "the swizzle maps chunks onto chunks");
-static_assert(QS_AMAX_THREADS / WARP <= WARP, "one warp reduces the warps");
+static_assert(QS_ROWS_THREADS * QS_ROWS_ELEMENTS == QS_ROWS_HELD, "a row fits a block");
+static_assert(QS_ROWS_THREADS / WARP <= WARP, "one warp reduces the warps");
 
 /* ---- walking a matrix ----------------------------------------------------------------------- */
 
-/* A place in a grid of `cols` columns, or a distance between two. Steps add and carry: a division
- * for each 16 bytes would cost more than the memory does. */
+/* A place in a grid of `cols` columns, or a distance between two. */
 struct place {
 	int64_t row, col;
 };
@@ -40,6 +44,850 @@ static __device__ __forceinline__ struct place place_of(int64_t index, int64_t c
 {
 	const int64_t row = index / cols;
 	return {row, index - row * cols};
+}
+
+/* A tile by its place in the grid of tiles, which are numbered along inner first, as the source
+ * lies in memory. 32 bits: there is no memory for 2^32 tiles of 8192 elements. Steps add and carry:
+ * a division for each tile would show. */
+struct tile {
+	unsigned row, col;
+};
+
+static __device__ __forceinline__ struct tile tile_of(unsigned index, unsigned cols)
+{
+	return {index / cols, index % cols};
+}
+
+static __device__ __forceinline__ void step_on(struct tile *at, struct tile step, unsigned cols)
+{
+	at->row += step.row;
+	at->col += step.col;
+	if (at->col >= cols) {
+		at->col -= cols;
+		at->row++;
+	}
+}
+
+/* ---- numbers -------------------------------------------------------------------------------- */
+
+/* The largest numbers of both formats are 1.75 * 2^8 and 1.75 * 2^15: an amax of 1.f * 2^x is moved
+ * to 2^7 or 2^14 at first, and one binade less if f is so large that it would exceed half the
+ * largest number. `amax` is given and kept as the bits of an fp32. */
+static __device__ __forceinline__ float inverse_of(uint32_t amax, uint32_t format)
+{
+	const uint32_t floored = max(amax, __float_as_uint(QS_AMAX_FLOOR));
+	const uint32_t beyond = (floored & 0x7fffffu) > 0x600000u;
+	const uint32_t top = format == QS_FP8_E5M2 ? 14 : 7;
+	const uint32_t exponent = 254 + top - beyond - (floored >> 23);
+	return amax == 0 ? 1.0f : __uint_as_float(exponent << 23);
+}
+
+/* 1 / inverse, exactly: inverse is a power of two, and neither is subnormal. */
+static __device__ __forceinline__ float scale_of(float inverse)
+{
+	return __uint_as_float((254u << 23) - __float_as_uint(inverse));
+}
+
+/* True if a cast by the scale of `predicted` is as good as one by the scale of `amax`. */
+static __device__ __forceinline__ bool predicts(uint32_t predicted, uint32_t amax, uint32_t format)
+{
+	const float most = format == QS_FP8_E5M2 ? QS_E5M2_MAX : QS_E4M3_MAX;
+	const float got = __uint_as_float(max(amax, __float_as_uint(QS_AMAX_FLOOR))) *
+	                  inverse_of(predicted, format);
+	return predicted && amax && got <= most && got >= most / QS_PREDICTION_LOSS;
+}
+
+/* Two values as fp8, `low` in the low byte: nearest even, saturating. */
+#if __CUDA_ARCH__ >= 890
+static __device__ __forceinline__ uint32_t fp8_pair(float low, float high, uint32_t format)
+{
+	uint16_t pair;
+	if (format == QS_FP8_E5M2)
+		asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+	else
+		asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+	return pair;
+}
+#else
+/* Without the instruction: the exponent is rebiased in place by rounding at the last mantissa bit
+ * that stays; below the least normal number values are multiples of the least subnormal one. */
+static __device__ __forceinline__ uint32_t fp8(float value, uint32_t format)
+{
+	const bool e5m2 = format == QS_FP8_E5M2;
+	const uint32_t drop = e5m2 ? 21 : 20, rebias = e5m2 ? 112u << 23 : 120u << 23;
+	const uint32_t least = rebias + (1u << 23), most = e5m2 ? 0x7b : 0x7e;
+	const uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+	if (magnitude > 0x7f800000u)
+		return QS_FP8_NAN;
+	const uint32_t subnormal =
+	        __float2uint_rn(__uint_as_float(min(magnitude, least)) * (e5m2 ? 0x1p16f : 0x1p9f));
+	const uint32_t half = (1u << (drop - 1)) - 1 + (magnitude >> drop & 1);
+	const uint32_t normal = (magnitude + half - rebias) >> drop;
+	return (magnitude < least ? subnormal : min(normal, most)) | (bits >> 24 & 0x80u);
+}
+
+static __device__ __forceinline__ uint32_t fp8_pair(float low, float high, uint32_t format)
+{
+	return fp8(low, format) | fp8(high, format) << 8;
+}
+#endif
+
+/* Which NaN of e5m2, which has six, a conversion gives is not documented: bytes whose exponent is
+ * all ones, which no finite value has after saturation, are set to ours. e4m3 has only that one,
+ * and goes through the same, which is cheaper than branches. */
+static __device__ __forceinline__ uint32_t with_our_nan(uint32_t bytes, uint32_t format)
+{
+	const uint32_t mask = format == QS_FP8_E5M2 ? 0x7c7c7c7cu : 0x7f7f7f7fu;
+	const uint32_t carry = format == QS_FP8_E5M2 ? 0x04040404u : 0x01010101u;
+	const uint32_t nan = ((bytes & mask) + carry) & 0x80808080u;
+	return (bytes & ~nan) | (nan - (nan >> 7));
+}
+
+/* Element i of a chunk, multiplied. The fused addend is a zero of the value's sign where the value
+ * is finite, and NaN where it is not: that alone turns Inf into NaN, and changes nothing else. */
+static __device__ __forceinline__ float scaled(const uint4 &chunk, int i, float inverse)
+{
+	const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+	const uint32_t word = words[i / 2];
+	const float value = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+	return __fmaf_rn(value, inverse, __fmul_rn(value, 0.0f));
+}
+
+/* Factors of the elements of a chunk. */
+struct factors {
+	float of[LANES];
+};
+
+static __device__ __forceinline__ struct factors all(float inverse)
+{
+	struct factors factors;
+#pragma unroll
+	for (int i = 0; i < LANES; i++)
+		factors.of[i] = inverse;
+	return factors;
+}
+
+/* Elements i..i+3 of a chunk as four bytes. */
+static __device__ __forceinline__ uint32_t quad(const uint4 &chunk, int i,
+                                                const struct factors &factors, uint32_t format)
+{
+	const uint32_t low = fp8_pair(scaled(chunk, i, factors.of[i]),
+	                              scaled(chunk, i + 1, factors.of[i + 1]), format);
+	const uint32_t high = fp8_pair(scaled(chunk, i + 2, factors.of[i + 2]),
+	                               scaled(chunk, i + 3, factors.of[i + 3]), format);
+	return with_our_nan(low | high << 16, format);
+}
+
+/* A chunk as eight bytes. */
+static __device__ __forceinline__ uint2 cast(const uint4 &chunk, const struct factors &factors,
+                                             uint32_t format)
+{
+	return make_uint2(quad(chunk, 0, factors, format), quad(chunk, 4, factors, format));
+}
+
+/* ---- maxima --------------------------------------------------------------------------------- */
+
+/* Running maxima of two columns of bf16 magnitudes, each 0x80 too large: as a signed 16-bit number
+ * a finite magnitude stays positive (0x7f7f + 0x80 = 0x7fff), NaN and Inf turn negative and never
+ * win. The carry of one half never reaches the other. */
+#define PAIR_BIAS 0x00800080u
+
+static __device__ __forceinline__ uint32_t pair_max(uint32_t most, uint32_t pair)
+{
+	return __vmaxs2(most, (pair & 0x7fff7fffu) + PAIR_BIAS);
+}
+
+static __device__ __forceinline__ uint32_t chunk_max(uint32_t most, const uint4 &chunk)
+{
+	most = pair_max(most, chunk.x);
+	most = pair_max(most, chunk.y);
+	most = pair_max(most, chunk.z);
+	return pair_max(most, chunk.w);
+}
+
+/* Bits of the larger of a pair's maxima as an fp32's. */
+static __device__ __forceinline__ uint32_t amax_of(uint32_t pair)
+{
+	const uint32_t most = pair - PAIR_BIAS;
+	return max(most >> 16, most & 0xffffu) << 16;
+}
+
+/* The largest `value` of a block of QS_QUANTISE_THREADS, in all of them. At most once in a kernel:
+ * nothing keeps a second call from overwriting `warps` too early. */
+static __device__ __forceinline__ uint32_t block_max(uint32_t value)
+{
+	__shared__ uint32_t warps[QS_QUANTISE_THREADS / WARP];
+	const unsigned lane = threadIdx.x % WARP;
+	value = __reduce_max_sync(0xffffffffu, value);
+	if (lane == 0)
+		warps[threadIdx.x / WARP] = value;
+	__syncthreads();
+	return __reduce_max_sync(0xffffffffu, lane < QS_QUANTISE_THREADS / WARP ? warps[lane] : 0);
+}
+
+/* ---- loads ---------------------------------------------------------------------------------- */
+
+/* The first `valid` of eight elements; the others are 0. A function of its own because eight loads
+ * in flight here would cost the common path its registers. */
+static __device__ __noinline__ uint4 load_ragged(const uint16_t *source, int64_t valid)
+{
+	uint32_t word[LANES / 2] = {0, 0, 0, 0};
+#pragma unroll
+	for (int i = 0; i < LANES; i++)
+		if (i < valid)
+			word[i / 2] |= (uint32_t)__ldcs(source + i) << (i % 2 * 16);
+	return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* How the vectors of an operand can be loaded. */
+struct way {
+	bool aligned; /* they start on multiples of 16 bytes  */
+	bool smooth;  /* and are made of whole chunks         */
+};
+
+static __device__ __forceinline__ struct way way_of(const struct qs_quantise_operand *operand)
+{
+	const bool aligned =
+	        operand->source % 16 == 0 && (operand->ld % LANES == 0 || operand->outer == 1);
+	return {aligned, aligned && operand->inner % LANES == 0};
+}
+
+/* A chunk of a smooth matrix, or zeros. The loads ask the caches to drop the source first: the
+ * product that follows reads the targets. */
+static __device__ __forceinline__ uint4 load_smooth(const uint16_t *source, bool inside)
+{
+	return inside ? __ldcs((const uint4 *)source) : make_uint4(0, 0, 0, 0);
+}
+
+/* The first `valid` of eight elements of any matrix, which may be any number. */
+static __device__ __forceinline__ uint4 load_rough(const uint16_t *source, int64_t valid,
+                                                   bool aligned)
+{
+	if (aligned && valid >= LANES)
+		return __ldcs((const uint4 *)source);
+	return valid > 0 ? load_ragged(source, valid) : make_uint4(0, 0, 0, 0);
+}
+
+/* ---- a pass over a matrix ------------------------------------------------------------------- */
+
+/* What a block of qs_quantise or qs_repair has to do. */
+struct job {
+	const struct qs_quantise_operand *operand;
+	unsigned block;  /* of the operand's                                               */
+	unsigned blocks; /* how many it has in this launch                                 */
+	uint32_t amax;   /* bits of the amax whose scale casts; of the first thread only   */
+	bool exact;      /* cast even if that is 0; otherwise 0 means to measure only      */
+	struct way way;  /* to load the source                                             */
+};
+
+/* What all threads of the block shall take for job->amax. Called after the first loads, so that
+ * the latencies overlap; one thread reads a history, which may change meanwhile, for all. */
+static __device__ __forceinline__ uint32_t agreed_amax(const struct job *job)
+{
+	__shared__ uint32_t agreed;
+	if (threadIdx.x == 0)
+		agreed = job->amax;
+	__syncthreads();
+	return agreed;
+}
+
+/* A thread's walk over a matrix in chunks of the straight target, which are numbered row by row.
+ * Its chunks are the launch's threads apart; it keeps addresses rather than numbers, and 32 bits
+ * where they do, because registers are short: each thread has 64. */
+struct walk {
+	const uint16_t *source; /* the chunk at hand                                         */
+	int64_t col;            /* its place in the row, chunks                              */
+	int64_t cols;           /* chunks of a row, the padding included                     */
+	int64_t forward;        /* elements from a chunk of the source to the next           */
+	int64_t wrap;           /* the same on top, where the row ends in between            */
+	unsigned forward_col;   /* as forward: chunks within the row                         */
+	unsigned left;          /* chunks from here on                                       */
+};
+
+static __device__ __forceinline__ struct walk walk_of(const struct job *job, int64_t index)
+{
+	const struct qs_quantise_operand *operand = job->operand;
+	const unsigned threads = job->blocks * QS_QUANTISE_THREADS;
+	const int64_t cols = qs_k_padded(operand->inner) / LANES, end = operand->outer * cols;
+	const struct place at = place_of(index, cols), step = place_of(threads, cols);
+	struct walk walk;
+	walk.source = (const uint16_t *)operand->source + at.row * operand->ld + at.col * LANES;
+	walk.col = at.col;
+	walk.cols = cols;
+	walk.forward = step.row * operand->ld + step.col * LANES;
+	walk.wrap = operand->ld - cols * LANES;
+	walk.forward_col = (unsigned)step.col;
+	walk.left = index < end ? (unsigned)qs_shares(end - index, threads) : 0;
+	return walk;
+}
+
+static __device__ __forceinline__ void walk_on(struct walk *walk)
+{
+	walk->source += walk->forward;
+	walk->col += walk->forward_col;
+	if (walk->col >= walk->cols) {
+		walk->col -= walk->cols;
+		walk->source += walk->wrap;
+	}
+}
+
+/* The next UNROLL chunks; zeros beyond the end. */
+static __device__ __forceinline__ void load_strip(uint4 data[UNROLL], const struct job *job,
+                                                  struct walk *walk)
+{
+	const int64_t inner = job->operand->inner;
+	if (job->way.smooth) {
+#pragma unroll
+		for (int i = 0; i < UNROLL; i++) {
+			data[i] = load_smooth(walk->source,
+			                      i < walk->left && walk->col * LANES < inner);
+			walk_on(walk);
+		}
+	} else {
+#pragma unroll
+		for (int i = 0; i < UNROLL; i++) {
+			data[i] = load_rough(walk->source,
+			                     i < walk->left ? inner - walk->col * LANES : 0,
+			                     job->way.aligned);
+			walk_on(walk);
+		}
+	}
+}
+
+/* A warp reads 512 bytes in a row and writes 256. Returns the maxima of what the thread saw. */
+static __device__ __forceinline__ uint32_t pass_straight(const struct job *job)
+{
+	const unsigned threads = job->blocks * QS_QUANTISE_THREADS;
+	const int64_t index = (int64_t)job->block * QS_QUANTISE_THREADS + threadIdx.x;
+	struct walk walk = walk_of(job, index);
+	uint2 *target = (uint2 *)job->operand->straight + index;
+	uint4 data[UNROLL];
+	uint32_t most = PAIR_BIAS;
+	load_strip(data, job, &walk);
+	const uint32_t amax = agreed_amax(job);
+	const struct factors factors = all(inverse_of(amax, job->operand->format));
+	while (walk.left) {
+#pragma unroll
+		for (int i = 0; i < UNROLL; i++) {
+			most = chunk_max(most, data[i]);
+			if ((job->exact || amax) && i < walk.left)
+				target[(size_t)i * threads] =
+				        cast(data[i], factors, job->operand->format);
+		}
+		target += (size_t)UNROLL * threads;
+		walk.left -= min(walk.left, UNROLL);
+		load_strip(data, job, &walk);
+	}
+	return most;
+}
+
+/* One thread's part of a tile: LANES elements of TILE_LOADS vectors next to each other, so that the
+ * bytes of one place together are a word of the turned target. A warp reads whole 128-byte lines.
+ */
+struct patch {
+	uint4 data[TILE_LOADS];
+};
+
+/* The same as fp8. */
+struct cast_patch {
+	uint2 data[TILE_LOADS];
+};
+
+/* Where a thread's patch of a tile begins; row and col in elements. */
+static __device__ __forceinline__ struct place corner_of(struct tile tile)
+{
+	return {(int64_t)tile.row * QS_TILE_OUTER + threadIdx.x / TILE_CHUNKS * TILE_LOADS,
+	        (int64_t)tile.col * QS_TILE_INNER + threadIdx.x % TILE_CHUNKS * LANES};
+}
+
+static __device__ __forceinline__ void load_patch(struct patch *patch, const struct job *job,
+                                                  struct tile tile)
+{
+	const struct qs_quantise_operand *operand = job->operand;
+	const struct place at = corner_of(tile);
+	const uint16_t *source = (const uint16_t *)operand->source + at.row * operand->ld + at.col;
+	const int64_t valid = operand->inner - at.col;
+	if (job->way.smooth) {
+#pragma unroll
+		for (int j = 0; j < TILE_LOADS; j++)
+			patch->data[j] = load_smooth(source + j * operand->ld,
+			                             valid > 0 && at.row + j < operand->outer);
+	} else {
+#pragma unroll
+		for (int j = 0; j < TILE_LOADS; j++)
+			patch->data[j] = load_rough(source + j * operand->ld,
+			                            at.row + j < operand->outer ? valid : 0,
+			                            job->way.aligned);
+	}
+}
+
+static __device__ __forceinline__ struct cast_patch
+cast_all(const struct patch &patch, const struct factors &factors, uint32_t format)
+{
+	struct cast_patch bytes;
+#pragma unroll
+	for (int j = 0; j < TILE_LOADS; j++)
+		bytes.data[j] = cast(patch.data[j], factors, format);
+	return bytes;
+}
+
+/* Half a line of the straight target for each source vector; the tile beside it has the other. */
+static __device__ __forceinline__ void store_straight(const struct cast_patch &bytes,
+                                                      const struct qs_quantise_operand *operand,
+                                                      struct tile tile)
+{
+	const struct place at = corner_of(tile);
+	const int64_t width = qs_k_padded(operand->inner);
+	uint8_t *target = (uint8_t *)operand->straight + at.row * width + at.col;
+#pragma unroll
+	for (int j = 0; j < TILE_LOADS; j++)
+		if (at.row + j < operand->outer && at.col < width)
+			*(uint2 *)(target + j * width) = bytes.data[j];
+}
+
+/* The tile in shared memory is QS_TILE_INNER rows of QS_TILE_OUTER bytes in 16-byte chunks. Chunk c
+ * of row r lies at c ^ r / 8: then the 32 words a warp writes (8 rows 8 apart, 4 words of one
+ * chunk) and the 8 chunks a quarter of a warp reads (those of one row) each cover all 32 banks. */
+static __device__ __forceinline__ unsigned swizzled(unsigned row, unsigned chunk)
+{
+	return row * TILE_CHUNKS + (chunk ^ row / LANES);
+}
+
+/* Transposes four words of four bytes: w[i] becomes byte i of each. */
+static __device__ __forceinline__ void turn(uint32_t w[4])
+{
+	const uint32_t low01 = __byte_perm(w[0], w[1], 0x5140);
+	const uint32_t low23 = __byte_perm(w[2], w[3], 0x5140);
+	const uint32_t high01 = __byte_perm(w[0], w[1], 0x7362);
+	const uint32_t high23 = __byte_perm(w[2], w[3], 0x7362);
+	w[0] = __byte_perm(low01, low23, 0x5410);
+	w[1] = __byte_perm(low01, low23, 0x7632);
+	w[2] = __byte_perm(high01, high23, 0x5410);
+	w[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+static __device__ __forceinline__ void share(const struct cast_patch &bytes, uint4 *shared)
+{
+	const unsigned first = threadIdx.x % TILE_CHUNKS * LANES, word = threadIdx.x / TILE_CHUNKS;
+	uint32_t low[4] = {bytes.data[0].x, bytes.data[1].x, bytes.data[2].x, bytes.data[3].x};
+	uint32_t high[4] = {bytes.data[0].y, bytes.data[1].y, bytes.data[2].y, bytes.data[3].y};
+	turn(low);
+	turn(high);
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		((uint32_t *)(shared + swizzled(first + i, word / 4)))[word % 4] = low[i];
+		((uint32_t *)(shared + swizzled(first + 4 + i, word / 4)))[word % 4] = high[i];
+	}
+}
+
+static __device__ __forceinline__ void
+store_turned(const uint4 *shared, const struct qs_quantise_operand *operand, struct tile tile)
+{
+	const unsigned chunk = threadIdx.x % TILE_CHUNKS;
+	const int64_t width = qs_k_padded(operand->outer);
+	const int64_t k = (int64_t)tile.row * QS_TILE_OUTER + chunk * CHUNK;
+#pragma unroll
+	for (unsigned row = threadIdx.x / TILE_CHUNKS; row < QS_TILE_INNER;
+	     row += QS_QUANTISE_THREADS / TILE_CHUNKS) {
+		const int64_t i = (int64_t)tile.col * QS_TILE_INNER + row;
+		if (i < operand->inner && k < width)
+			*(uint4 *)(operand->turned + i * width + k) = shared[swizzled(row, chunk)];
+	}
+}
+
+/* Two tiles as fp8. */
+struct tiles {
+	uint4 chunk[2][QS_TILE_INNER * TILE_CHUNKS];
+};
+
+/* The grid of tiles of an operand: its rows and columns. */
+static __device__ __forceinline__ struct tile tiles_of(const struct qs_quantise_operand *operand)
+{
+	return {(unsigned)qs_shares(operand->outer, QS_TILE_OUTER),
+	        (unsigned)qs_shares(operand->inner, QS_TILE_INNER)};
+}
+
+/* Writes the turned target, and the straight one if it is wanted. Two buffers, so that one barrier
+ * a tile is enough: a thread that writes a buffer again has passed the barrier of the tile between,
+ * which every thread reaches only after reading that buffer. The next tile's loads are in flight
+ * while this one is stored. Returns the maxima of what the thread saw. */
+static __device__ __forceinline__ uint32_t pass_tiles(const struct job *job, struct tiles *tiles)
+{
+	const struct qs_quantise_operand *operand = job->operand;
+	const struct tile end = tiles_of(operand), step = tile_of(job->blocks, end.col);
+	struct tile tile = tile_of(job->block, end.col);
+	struct patch patch;
+	uint32_t most = PAIR_BIAS;
+	if (tile.row < end.row)
+		load_patch(&patch, job, tile);
+	const uint32_t amax = agreed_amax(job);
+	const struct factors factors = all(inverse_of(amax, job->operand->format));
+	const bool casts = job->exact || amax;
+	for (unsigned buffer = 0; tile.row < end.row; buffer ^= 1) {
+		const struct tile done = tile;
+#pragma unroll
+		for (int j = 0; j < TILE_LOADS; j++)
+			most = chunk_max(most, patch.data[j]);
+		if (casts) {
+			const struct cast_patch bytes = cast_all(patch, factors, operand->format);
+			share(bytes, tiles->chunk[buffer]);
+			if (operand->straight)
+				store_straight(bytes, operand, done);
+			__syncthreads();
+		}
+		step_on(&tile, step, end.col);
+		if (tile.row < end.row)
+			load_patch(&patch, job, tile);
+		if (casts)
+			store_turned(tiles->chunk[buffer], operand, done);
+	}
+	return most;
+}
+
+static __device__ __forceinline__ uint32_t pass(const struct job *job, struct tiles *tiles)
+{
+	return job->operand->turned ? pass_tiles(job, tiles) : pass_straight(job);
+}
+
+/* The part of the launch's `blocks[turn]` that is this block's. */
+static __device__ __forceinline__ struct job job_of(const struct qs_quantise_args *args, int turn)
+{
+	const unsigned first = args->operand[0].blocks[turn], which = blockIdx.x >= first;
+	const struct qs_quantise_operand *operand = &args->operand[which];
+	return {operand,        blockIdx.x - (which ? first : 0), operand->blocks[turn], 0, false,
+	        way_of(operand)};
+}
+
+extern "C" __global__ void __launch_bounds__(QS_QUANTISE_THREADS, QS_QUANTISE_BLOCKS_PER_SM)
+        qs_quantise(const __grid_constant__ struct qs_quantise_args args)
+{
+	__shared__ struct tiles tiles;
+	struct job job = job_of(&args, 0);
+	if (threadIdx.x == 0 && job.operand->history)
+		job.amax = __ldcg((const uint32_t *)job.operand->history) & 0x7fff0000u;
+	const uint32_t most = block_max(amax_of(pass(&job, &tiles)));
+	if (threadIdx.x == 0)
+		((uint32_t *)job.operand->partials)[job.block] = most | job.amax >> 16;
+}
+
+/* What the blocks of qs_quantise left, and what follows from it; the same in all threads. */
+struct verdict {
+	uint32_t amax;      /* bits of the operand's                   */
+	uint32_t predicted; /* bits of the amax by which it was cast   */
+	bool good;          /* the cast may stay                       */
+};
+
+static __device__ __forceinline__ struct verdict judge(const struct qs_quantise_operand *operand)
+{
+	const uint32_t *partials = (const uint32_t *)operand->partials;
+	const uint32_t first = __ldcg(partials);
+	uint32_t most = 0, differ = 0;
+	for (unsigned i = threadIdx.x; i < operand->blocks[0]; i += QS_QUANTISE_THREADS) {
+		const uint32_t partial = __ldcg(partials + i);
+		most = max(most, partial & 0xffff0000u);
+		differ |= (partial ^ first) & 0xffffu;
+	}
+	struct verdict verdict = {block_max(most), first << 16, false};
+	verdict.good = !__syncthreads_or((int)differ) &&
+	               predicts(verdict.predicted, verdict.amax, operand->format);
+	return verdict;
+}
+
+extern "C" __global__ void __launch_bounds__(QS_QUANTISE_THREADS, QS_QUANTISE_BLOCKS_PER_SM)
+        qs_repair(const __grid_constant__ struct qs_quantise_args args)
+{
+	__shared__ struct tiles tiles;
+	struct job job = job_of(&args, 1);
+	const struct verdict verdict = judge(job.operand);
+	job.amax = verdict.good ? verdict.predicted : verdict.amax;
+	job.exact = true;
+	if (job.block == 0 && threadIdx.x == 0) {
+		*(float *)job.operand->scale = scale_of(inverse_of(job.amax, job.operand->format));
+		if (job.operand->history)
+			*(uint32_t *)job.operand->history = verdict.amax;
+	}
+	if (!verdict.good)
+		pass(&job, &tiles);
+}
+
+/* ---- a scale for each row ------------------------------------------------------------------- */
+
+/* One row and the threads that work on it. */
+struct team {
+	const struct qs_quantise_operand *operand;
+	int64_t index;    /* of the row; may be beyond the last: then nothing is loaded or stored */
+	unsigned threads; /* qs_row_threads()                                                     */
+	unsigned thread;  /* this one among them                                                  */
+	struct way way;   /* to load it                                                           */
+};
+
+static __device__ __forceinline__ const uint16_t *row_of(const struct team *team)
+{
+	return (const uint16_t *)team->operand->source + team->index * team->operand->ld;
+}
+
+static __device__ __forceinline__ uint8_t *straight_of(const struct team *team)
+{
+	return (uint8_t *)team->operand->straight + team->index * qs_k_padded(team->operand->inner);
+}
+
+/* Elements of the row, or 0 where there is no such row. */
+static __device__ __forceinline__ int64_t length_of(const struct team *team)
+{
+	return team->index < team->operand->outer ? team->operand->inner : 0;
+}
+
+/* The largest `value` of the threads of a row, in all of them. All of the block call it; calls take
+ * the buffers in turn, for the reason given at pass_tiles. */
+static __device__ __forceinline__ uint32_t row_max(uint32_t value, unsigned threads,
+                                                   uint32_t *warps)
+{
+	const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+	const unsigned count = threads / WARP;
+	value = __reduce_max_sync(0xffffffffu, value);
+	if (count == 1)
+		return value;
+	if (lane == 0)
+		warps[warp] = value;
+	__syncthreads();
+	return __reduce_max_sync(0xffffffffu,
+	                         lane < count ? warps[warp / count * count + lane] : 0);
+}
+
+/* A row of at most QS_ROWS_HELD elements that is made of aligned chunks stays in the registers:
+ * each thread has ROW_LOADS chunks of it, `threads` chunks apart. Returns the row's inverse. */
+static __device__ __forceinline__ float quantise_held(const struct team *team, uint32_t *warps)
+{
+	const unsigned chunks = (unsigned)length_of(team) / LANES;
+	const unsigned padded = (unsigned)qs_k_padded(length_of(team)) / LANES;
+	const uint4 *source = (const uint4 *)row_of(team);
+	uint2 *target = (uint2 *)straight_of(team);
+	uint4 data[ROW_LOADS];
+	uint32_t most = PAIR_BIAS;
+#pragma unroll
+	for (int j = 0; j < ROW_LOADS; j++) {
+		const unsigned chunk = j * team->threads + team->thread;
+		data[j] = make_uint4(0, 0, 0, 0);
+		if (chunk < chunks)
+			data[j] = __ldcs(source + chunk);
+	}
+#pragma unroll
+	for (int j = 0; j < ROW_LOADS; j++)
+		most = chunk_max(most, data[j]);
+	most = row_max(amax_of(most), team->threads, warps);
+	const float inverse = inverse_of(most, team->operand->format);
+#pragma unroll
+	for (int j = 0; j < ROW_LOADS; j++) {
+		const unsigned chunk = j * team->threads + team->thread;
+		if (chunk < padded)
+			target[chunk] = cast(data[j], all(inverse), team->operand->format);
+	}
+	return inverse;
+}
+
+/* SWEEP_LOADS chunks of a row from element k on, `threads` chunks apart. */
+static __device__ __forceinline__ void load_sweep(uint4 data[SWEEP_LOADS], const struct team *team,
+                                                  int64_t k, int64_t length)
+{
+#pragma unroll
+	for (int j = 0; j < SWEEP_LOADS; j++) {
+		const int64_t at = k + j * team->threads * LANES;
+		data[j] = load_rough(row_of(team) + at, length - at, team->way.aligned);
+	}
+}
+
+/* Any row: read twice, the second time mostly from the L2 cache. Returns the row's inverse. */
+static __device__ __forceinline__ float quantise_swept(const struct team *team, uint32_t *warps)
+{
+	const int64_t length = length_of(team), padded = qs_k_padded(length);
+	const int64_t step = team->threads * LANES, first = team->thread * LANES;
+	uint4 data[SWEEP_LOADS];
+	uint32_t most = PAIR_BIAS;
+	for (int64_t k = first; k < length; k += SWEEP_LOADS * step) {
+		load_sweep(data, team, k, length);
+#pragma unroll
+		for (int j = 0; j < SWEEP_LOADS; j++)
+			most = chunk_max(most, data[j]);
+	}
+	most = row_max(amax_of(most), team->threads, warps);
+	const float inverse = inverse_of(most, team->operand->format);
+	for (int64_t k = first; k < padded; k += SWEEP_LOADS * step) {
+		load_sweep(data, team, k, length);
+#pragma unroll
+		for (int j = 0; j < SWEEP_LOADS; j++)
+			if (k + j * step < padded)
+				*(uint2 *)(straight_of(team) + k + j * step) =
+				        cast(data[j], all(inverse), team->operand->format);
+	}
+	return inverse;
+}
+
+static __device__ __forceinline__ float quantise_row(const struct team *team, uint32_t *warps)
+{
+	if (team->way.smooth && team->operand->inner <= QS_ROWS_HELD)
+		return quantise_held(team, warps);
+	return quantise_swept(team, warps);
+}
+
+/* A block works on as many rows at a time as its registers hold. */
+extern "C" __global__ void __launch_bounds__(QS_ROWS_THREADS, QS_ROWS_BLOCKS_PER_SM)
+        qs_quantise_rows(const __grid_constant__ struct qs_quantise_args args)
+{
+	__shared__ uint32_t warps[2][QS_ROWS_THREADS / WARP];
+	const struct job job = job_of(&args, 0);
+	const struct qs_quantise_operand *operand = job.operand;
+	const unsigned threads = qs_row_threads(operand->inner), rows = QS_ROWS_THREADS / threads;
+	unsigned buffer = 0;
+	for (int64_t first = (int64_t)job.block * rows; first < operand->outer;
+	     first += (int64_t)job.blocks * rows) {
+		const struct team team = {operand, first + threadIdx.x / threads, threads,
+		                          threadIdx.x % threads, job.way};
+		const float inverse = quantise_row(&team, warps[buffer]);
+		if (team.thread == 0 && team.index < operand->outer)
+			((float *)operand->scale)[team.index] = scale_of(inverse);
+		buffer ^= 1;
+	}
+}
+
+/* ---- a scale for each column ---------------------------------------------------------------- */
+
+/* Maxima of a thread's LANES columns as four pairs, biased as PAIR_BIAS says. */
+static __device__ __forceinline__ void columns_max(uint4 *most, const uint4 &chunk)
+{
+	most->x = pair_max(most->x, chunk.x);
+	most->y = pair_max(most->y, chunk.y);
+	most->z = pair_max(most->z, chunk.z);
+	most->w = pair_max(most->w, chunk.w);
+}
+
+/* Maxima of the strip's columns over the tiles of one slice, as far as this thread sees them. */
+static __device__ __forceinline__ uint4 slice_max(const struct job *job, unsigned slice,
+                                                  unsigned strip)
+{
+	uint4 most = make_uint4(PAIR_BIAS, PAIR_BIAS, PAIR_BIAS, PAIR_BIAS);
+	const unsigned tiles = tiles_of(job->operand).row;
+	for (unsigned i = slice; i < tiles; i += QS_COLUMN_SLICES) {
+		struct patch patch;
+		load_patch(&patch, job, {i, strip});
+#pragma unroll
+		for (int j = 0; j < TILE_LOADS; j++)
+			columns_max(&most, patch.data[j]);
+	}
+	return most;
+}
+
+/* The maxima of two columns of the block's strip, one thread's part of them being a uint4. */
+static __device__ __forceinline__ uint32_t meet(const uint4 shared[QS_QUANTISE_THREADS])
+{
+	const uint32_t *words = (const uint32_t *)shared + threadIdx.x;
+	uint32_t most = PAIR_BIAS;
+#pragma unroll 4
+	for (int i = 0; i < QS_QUANTISE_THREADS / TILE_CHUNKS; i++)
+		most = __vmaxs2(most, words[i * (QS_TILE_INNER / 2)]);
+	return most - PAIR_BIAS;
+}
+
+/* A block takes a strip, QS_TILE_INNER columns, of a slice, every QS_COLUMN_SLICES-th tile. Strips
+ * are numbered first, so that neighbours are read together. */
+extern "C" __global__ void __launch_bounds__(QS_QUANTISE_THREADS, QS_QUANTISE_BLOCKS_PER_SM)
+        qs_amax_columns(const __grid_constant__ struct qs_quantise_args args)
+{
+	__shared__ uint4 shared[QS_QUANTISE_THREADS];
+	const struct job job = job_of(&args, 0);
+	const unsigned strips = tiles_of(job.operand).col;
+	const int64_t width = qs_k_padded(job.operand->inner) / 2;
+	uint32_t *partials = (uint32_t *)job.operand->partials;
+	for (unsigned item = job.block; item < strips * QS_COLUMN_SLICES; item += job.blocks) {
+		const struct tile at = tile_of(item, strips); /* row: slice, col: strip */
+		const int64_t word = (int64_t)at.col * (QS_TILE_INNER / 2) + threadIdx.x;
+		shared[threadIdx.x] = slice_max(&job, at.row, at.col);
+		__syncthreads();
+		if (threadIdx.x < QS_TILE_INNER / 2 && word < width)
+			partials[at.row * width + word] = meet(shared);
+		__syncthreads();
+	}
+}
+
+/* Factors of the LANES columns from `col` on, which may lie beyond the last. */
+static __device__ __forceinline__ struct factors
+column_factors(const struct qs_quantise_operand *operand, int64_t col)
+{
+	const int64_t width = qs_k_padded(operand->inner);
+	uint4 most = make_uint4(0, 0, 0, 0);
+	struct factors factors;
+#pragma unroll
+	for (int i = 0; i < QS_COLUMN_SLICES; i++) {
+		const uint16_t *partial = (const uint16_t *)operand->partials + i * width + col;
+		const uint4 slice =
+		        col < width ? __ldg((const uint4 *)partial) : make_uint4(0, 0, 0, 0);
+		most = make_uint4(__vmaxs2(most.x, slice.x), __vmaxs2(most.y, slice.y),
+		                  __vmaxs2(most.z, slice.z), __vmaxs2(most.w, slice.w));
+	}
+	const uint32_t words[4] = {most.x, most.y, most.z, most.w};
+#pragma unroll
+	for (int i = 0; i < LANES; i++) {
+		const uint32_t word = words[i / 2];
+		factors.of[i] =
+		        inverse_of(i % 2 ? word & 0xffff0000u : word << 16, operand->format);
+	}
+	return factors;
+}
+
+static __device__ __forceinline__ void
+store_scales(const struct factors &factors, const struct qs_quantise_operand *operand, int64_t col)
+{
+#pragma unroll
+	for (int i = 0; i < LANES; i++)
+		if (col + i < operand->inner)
+			((float *)operand->scale)[col + i] = scale_of(factors.of[i]);
+}
+
+/* As pass_tiles. The tiles of the first row, whose threads know the factors, write the scales. */
+extern "C" __global__ void __launch_bounds__(QS_QUANTISE_THREADS, QS_QUANTISE_BLOCKS_PER_SM)
+        qs_cast_columns(const __grid_constant__ struct qs_quantise_args args)
+{
+	__shared__ struct tiles tiles;
+	const struct job job = job_of(&args, 1);
+	const struct qs_quantise_operand *operand = job.operand;
+	const struct tile end = tiles_of(operand), step = tile_of(job.blocks, end.col);
+	struct tile tile = tile_of(job.block, end.col);
+	struct patch patch;
+	if (tile.row < end.row)
+		load_patch(&patch, &job, tile);
+	for (unsigned buffer = 0; tile.row < end.row; buffer ^= 1) {
+		const struct tile done = tile;
+		const struct place at = corner_of(tile);
+		const struct factors factors = column_factors(operand, at.col);
+		share(cast_all(patch, factors, operand->format), tiles.chunk[buffer]);
+		if (at.row == 0)
+			store_scales(factors, operand, at.col);
+		__syncthreads();
+		step_on(&tile, step, end.col);
+		if (tile.row < end.row)
+			load_patch(&patch, &job, tile);
+		store_turned(tiles.chunk[buffer], operand, done);
+	}
+}
+
+/* ---- the pair qs_amax, qs_cast -------------------------------------------------------------- */
+
+/* See quantise.h. Whole and apart, so that it can go as it came. */
+namespace pair
+{
+
+#define AMAX_UNROLL 4 /* 16-byte loads a thread has in flight                  */
+#define CAST_UNROLL 2 /* chunks of output, straight: twice as many loads       */
+/* Multiprocessors of 8.9 and 12.0 hold 1536 threads, the others named in the Makefile 2048. */
+#define AMAX_RESIDENT (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200 ? 3 : QS_AMAX_BLOCKS_PER_SM)
+
+static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
+{
+	return fp8_pair(low, high, QS_FP8_E4M3);
+}
+
+static __device__ __forceinline__ uint32_t quad(const uint4 &chunk, int i, float inverse)
+{
+	return ::quad(chunk, i, all(inverse), QS_FP8_E4M3);
 }
 
 static __device__ __forceinline__ void step_on(struct place *at, struct place step, int64_t cols)
@@ -62,8 +910,6 @@ static __device__ __forceinline__ void step_back(struct place *at, struct place 
 	}
 }
 
-/* ---- amax ----------------------------------------------------------------------------------- */
-
 /* A source matrix as amax sees it: in each row elements, then 16-byte chunks, then elements. */
 struct span {
 	const uint16_t *source; /* first element of the first row                        */
@@ -74,7 +920,7 @@ struct span {
 	int64_t edge;           /* elements of a row in no chunk, the head included      */
 };
 
-static __device__ __forceinline__ struct span span_of(const struct qs_quantise_operand *operand)
+static __device__ __forceinline__ struct span span_of(const struct qs_cast_operand *operand)
 {
 	const bool contiguous = operand->ld == operand->inner || operand->outer == 1;
 	const int64_t length = operand->inner * (contiguous ? operand->outer : 1);
@@ -91,16 +937,6 @@ static __device__ __forceinline__ struct span span_of(const struct qs_quantise_o
 		span.edge = length - span.chunks * LANES;
 	}
 	return span;
-}
-
-/* Running maxima of two columns of bf16 magnitudes, each 0x80 too large: as a signed 16-bit number
- * a finite magnitude stays positive (0x7f7f + 0x80 = 0x7fff), NaN and Inf turn negative and never
- * win. The carry of one half never reaches the other. */
-#define PAIR_BIAS 0x00800080u
-
-static __device__ __forceinline__ uint32_t pair_max(uint32_t most, uint32_t pair)
-{
-	return __vmaxs2(most, (pair & 0x7fff7fffu) + PAIR_BIAS);
 }
 
 static __device__ uint32_t max_of_chunks(const struct span *span, int64_t thread, int64_t threads)
@@ -171,10 +1007,10 @@ static __device__ __forceinline__ uint32_t block_max(uint32_t value, unsigned th
 }
 
 extern "C" __global__ void __launch_bounds__(QS_AMAX_THREADS, AMAX_RESIDENT)
-        qs_amax(const __grid_constant__ struct qs_quantise_args args)
+        qs_amax(const __grid_constant__ struct qs_amax_args args)
 {
 	const unsigned which = blockIdx.x >= args.operand[0].blocks;
-	const struct qs_quantise_operand *operand = &args.operand[which];
+	const struct qs_cast_operand *operand = &args.operand[which];
 	const unsigned block = blockIdx.x - (which ? args.operand[0].blocks : 0);
 	const int64_t threads = (int64_t)operand->blocks * QS_AMAX_THREADS;
 	const int64_t thread = (int64_t)block * QS_AMAX_THREADS + threadIdx.x;
@@ -186,11 +1022,9 @@ extern "C" __global__ void __launch_bounds__(QS_AMAX_THREADS, AMAX_RESIDENT)
 		((uint32_t *)args.partials)[which * QS_AMAX_BLOCKS + block] = most << 16;
 }
 
-/* ---- cast ----------------------------------------------------------------------------------- */
-
 /* What a block of the cast has to do. */
 struct job {
-	const struct qs_quantise_operand *operand;
+	const struct qs_cast_operand *operand;
 	const uint32_t *partials; /* what the blocks of amax left of this operand      */
 	unsigned partial_blocks;  /* how many                                          */
 	unsigned block;           /* of the operand's                                  */
@@ -212,76 +1046,6 @@ static __device__ __forceinline__ float inverse_scale(const struct job *job)
 	return __fdiv_rn(QS_E4M3_MAX, amax);
 }
 
-/* Two values as e4m3, `low` in the low byte: nearest even, saturating, NaN to 0x7f. */
-#if __CUDA_ARCH__ >= 890
-static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
-{
-	uint16_t pair;
-	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-	return pair;
-}
-#else
-/* Without the instruction: the exponent is rebiased in place by rounding at the fourth mantissa
- * bit; below 2^-6 values are multiples of 2^-9. */
-static __device__ __forceinline__ uint32_t e4m3(float value)
-{
-	const uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
-	if (magnitude > 0x7f800000u)
-		return QS_FP8_NAN;
-	const uint32_t subnormal =
-	        __float2uint_rn(__uint_as_float(min(magnitude, 0x3c800000u)) * 512);
-	const uint32_t normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1) - (120u << 23)) >> 20;
-	const uint32_t code = magnitude < 0x3c800000u ? subnormal : min(normal, 0x7eu);
-	return code | (bits >> 24 & 0x80u);
-}
-
-static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
-{
-	return e4m3(low) | e4m3(high) << 8;
-}
-#endif
-
-/* Element i of a chunk, multiplied. The fused addend is a zero of the value's sign where the value
- * is finite, and NaN where it is not: that alone turns Inf into NaN, and changes nothing else. */
-static __device__ __forceinline__ float scaled(const uint4 &chunk, int i, float inverse)
-{
-	const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-	const uint32_t word = words[i / 2];
-	const float value = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
-	return __fmaf_rn(value, inverse, __fmul_rn(value, 0.0f));
-}
-
-/* Elements i..i+3 of a chunk as four bytes. */
-static __device__ __forceinline__ uint32_t quad(const uint4 &chunk, int i, float inverse)
-{
-	return e4m3_pair(scaled(chunk, i, inverse), scaled(chunk, i + 1, inverse)) |
-	       e4m3_pair(scaled(chunk, i + 2, inverse), scaled(chunk, i + 3, inverse)) << 16;
-}
-
-/* The first `valid` of eight elements, which may be none; the others are 0. A function of its own
- * because eight loads in flight here would cost the common path its registers. */
-static __device__ __noinline__ uint4 load_ragged(const uint16_t *source, int64_t valid)
-{
-	uint32_t word[LANES / 2] = {0, 0, 0, 0};
-#pragma unroll
-	for (int i = 0; i < LANES; i++)
-		if (i < valid)
-			word[i / 2] |= (uint32_t)__ldcs(source + i) << (i % 2 * 16);
-	return make_uint4(word[0], word[1], word[2], word[3]);
-}
-
-/* The same; `valid` may exceed eight. Nothing reads the source after the cast: the loads ask the
- * caches not to keep it. */
-static __device__ __forceinline__ uint4 load_chunk(const uint16_t *source, int64_t valid,
-                                                   bool aligned)
-{
-	if (aligned && valid >= LANES)
-		return __ldcs((const uint4 *)source);
-	return load_ragged(source, valid);
-}
-
-/* ---- straight: source vectors are output rows ----------------------------------------------- */
-
 /* What a thread has in flight. */
 struct strip {
 	int64_t index[CAST_UNROLL]; /* of a chunk of the output, in chunks; negative = none */
@@ -292,7 +1056,7 @@ struct strip {
 static __device__ __forceinline__ void load_strip(struct strip *strip, const struct job *job,
                                                   struct place *at, struct place step, int64_t cols)
 {
-	const struct qs_quantise_operand *operand = job->operand;
+	const struct qs_cast_operand *operand = job->operand;
 #pragma unroll
 	for (int i = 0; i < CAST_UNROLL; i++) {
 		strip->index[i] = at->row < 0 ? -1 : at->row * cols + at->col;
@@ -300,8 +1064,8 @@ static __device__ __forceinline__ void load_strip(struct strip *strip, const str
 			const int64_t k = at->col * QS_CAST_CHUNK, valid = operand->inner - k;
 			const uint16_t *source =
 			        (const uint16_t *)operand->source + at->row * operand->ld + k;
-			strip->data[i][0] = load_chunk(source, valid, job->aligned);
-			strip->data[i][1] = load_chunk(source + LANES, valid - LANES, job->aligned);
+			strip->data[i][0] = load_rough(source, valid, job->aligned);
+			strip->data[i][1] = load_rough(source + LANES, valid - LANES, job->aligned);
 		}
 		step_back(at, step, cols);
 	}
@@ -325,7 +1089,7 @@ static __device__ __forceinline__ void store_strip(const struct strip *strip, ui
  * step earlier. */
 static __device__ __forceinline__ void cast_straight(const struct job *job)
 {
-	const struct qs_quantise_operand *operand = job->operand;
+	const struct qs_cast_operand *operand = job->operand;
 	const int64_t cols = operand->k_padded / QS_CAST_CHUNK, chunks = operand->outer * cols;
 	const int64_t slabs = (chunks + QS_CAST_THREADS - 1) / QS_CAST_THREADS;
 	const int64_t threads = (int64_t)operand->blocks * QS_CAST_THREADS;
@@ -346,8 +1110,6 @@ static __device__ __forceinline__ void cast_straight(const struct job *job)
 	}
 }
 
-/* ---- transposed: source vectors are output columns ------------------------------------------ */
-
 /* One thread's part of a tile: LANES elements of TILE_LOADS vectors next to each other along K, so
  * that converting four of the same place together gives a word of the output. A warp reads whole
  * 128-byte lines. */
@@ -358,20 +1120,20 @@ struct patch {
 static __device__ __forceinline__ void load_patch(struct patch *patch, const struct job *job,
                                                   struct place tile)
 {
-	const struct qs_quantise_operand *operand = job->operand;
+	const struct qs_cast_operand *operand = job->operand;
 	const int64_t i = tile.col * QS_TILE_INNER + threadIdx.x % TILE_CHUNKS * LANES;
-	const int64_t k = tile.row * QS_TILE_K + threadIdx.x / TILE_CHUNKS * TILE_LOADS;
+	const int64_t k = tile.row * QS_TILE_OUTER + threadIdx.x / TILE_CHUNKS * TILE_LOADS;
 	const uint16_t *source = (const uint16_t *)operand->source + k * operand->ld + i;
 #pragma unroll
 	for (int j = 0; j < TILE_LOADS; j++) {
 		const int64_t valid = k + j < operand->outer ? operand->inner - i : 0;
-		patch->data[j] = load_chunk(source + j * operand->ld, valid, job->aligned);
+		patch->data[j] = load_rough(source + j * operand->ld, valid, job->aligned);
 	}
 }
 
-/* The tile in shared memory is QS_TILE_INNER rows of QS_TILE_K bytes in 16-byte chunks. Chunk c of
- * row r lies at c ^ r / 8: then the 32 words a warp writes (8 rows 8 apart, 4 words of one chunk)
- * and the 8 chunks a quarter of a warp reads (those of one row) each cover all 32 banks. */
+/* The tile in shared memory is QS_TILE_INNER rows of QS_TILE_OUTER bytes in 16-byte chunks. Chunk c
+ * of row r lies at c ^ r / 8: then the 32 words a warp writes (8 rows 8 apart, 4 words of one
+ * chunk) and the 8 chunks a quarter of a warp reads (those of one row) each cover all 32 banks. */
 static __device__ __forceinline__ unsigned swizzled(unsigned row, unsigned chunk)
 {
 	return row * TILE_CHUNKS + (chunk ^ row / LANES);
@@ -394,9 +1156,9 @@ static __device__ __forceinline__ void share_patch(const struct patch *patch, ui
 static __device__ __forceinline__ void store_tile(const struct job *job, const uint4 *shared,
                                                   struct place tile)
 {
-	const struct qs_quantise_operand *operand = job->operand;
+	const struct qs_cast_operand *operand = job->operand;
 	const unsigned chunk = threadIdx.x % TILE_CHUNKS;
-	const int64_t k = tile.row * QS_TILE_K + chunk * QS_CAST_CHUNK;
+	const int64_t k = tile.row * QS_TILE_OUTER + chunk * QS_CAST_CHUNK;
 #pragma unroll
 	for (unsigned row = threadIdx.x / TILE_CHUNKS; row < QS_TILE_INNER;
 	     row += QS_CAST_THREADS / TILE_CHUNKS) {
@@ -414,9 +1176,9 @@ static __device__ __forceinline__ void store_tile(const struct job *job, const u
 static __device__ __forceinline__ void cast_transposed(const struct job *job)
 {
 	__shared__ uint4 shared[2][QS_TILE_INNER * TILE_CHUNKS];
-	const struct qs_quantise_operand *operand = job->operand;
+	const struct qs_cast_operand *operand = job->operand;
 	const int64_t cols = (operand->inner + QS_TILE_INNER - 1) / QS_TILE_INNER;
-	const int64_t rows = (operand->k_padded + QS_TILE_K - 1) / QS_TILE_K;
+	const int64_t rows = (operand->k_padded + QS_TILE_OUTER - 1) / QS_TILE_OUTER;
 	const int64_t index = rows * cols - 1 - job->block;
 	struct place tile = {-1, 0}, step = {0, 0};
 	struct patch patch;
@@ -441,10 +1203,10 @@ static __device__ __forceinline__ void cast_transposed(const struct job *job)
 extern "C" __global__ void __launch_bounds__(QS_CAST_THREADS, QS_CAST_BLOCKS_PER_SM)
         qs_cast(const __grid_constant__ struct qs_cast_args args)
 {
-	const struct qs_quantise_operand *operands = args.quantise.operand;
+	const struct qs_cast_operand *operands = args.quantise.operand;
 	const unsigned last = gridDim.x - 1 - blockIdx.x;
 	const unsigned which = last >= operands[0].blocks;
-	const struct qs_quantise_operand *operand = &operands[which];
+	const struct qs_cast_operand *operand = &operands[which];
 	const struct job job = {
 	        operand,
 	        (const uint32_t *)args.quantise.partials + which * QS_AMAX_BLOCKS,
@@ -457,3 +1219,5 @@ extern "C" __global__ void __launch_bounds__(QS_CAST_THREADS, QS_CAST_BLOCKS_PER
 	else
 		cast_straight(&job);
 }
+
+} // namespace pair

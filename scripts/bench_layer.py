@@ -29,9 +29,11 @@ def layers_of(case):
 
 
 def ordered(products):
-    """The functions of each group, from [{"fprop", "dgrad", "wgrad"}] of the layers in order."""
-    groups = {g: [p[g] for p in products] for g in GROUPS[:3]}
-    backward = [p[g] for p in reversed(products) for g in ("dgrad", "wgrad")]
+    """The functions of each group, from [{"fprop", "dgrad", "wgrad", "tick"}] of the layers in order.
+    What else a layer does stands between its forward products, and between the layers of the
+    backward pass: there is nothing between the two products of one."""
+    groups = {g: [f for p in products for f in (p[g], p["tick"])] for g in GROUPS[:3]}
+    backward = [f for p in reversed(products) for f in (p["dgrad"], p["wgrad"], p["tick"])]
     return {**groups, "layer": groups["fprop"] + backward}
 
 
@@ -40,14 +42,14 @@ def bf16_products(tokens, k, n):
     x, w = bench_worker.normal(tokens, k), bench_worker.normal(n, k, scale=k ** -0.5)
     dy = bench_worker.normal(tokens, n)
     return {"fprop": lambda: torch.matmul(x, w.t()), "dgrad": lambda: torch.matmul(dy, w),
-            "wgrad": lambda: torch.matmul(dy.t(), x)}
+            "wgrad": lambda: torch.matmul(dy.t(), x), "tick": bench_worker.ticker()}
 
 
 def fp8_products(tokens, k, n):
     """The same products from operands that are fp8 already, each laid out as its product needs."""
     product = bench_worker.fp8_product
     return {"fprop": product(tokens, n, k, fast=True), "dgrad": product(tokens, k, n, fast=False),
-            "wgrad": product(n, k, tokens, fast=False)}
+            "wgrad": product(n, k, tokens, fast=False), "tick": bench_worker.ticker()}
 
 
 def calls(make, case, prefix):

@@ -38,6 +38,7 @@ def call(case, layers, around=contextlib.nullcontext):
     is forward only; gradients are dropped, as an optimiser does."""
     import torch
     m, k, n = case["m"], case["k"], case["n"]
+    tick = bench_worker.ticker()
     sets = itertools.cycle([(layer, bench_worker.normal(m, k).requires_grad_(),
                              None if case["forward"] else bench_worker.normal(m, n))
                             for layer in layers])
@@ -46,12 +47,15 @@ def call(case, layers, around=contextlib.nullcontext):
         layer, x, _ = next(sets)
         with torch.no_grad(), around():
             layer(x)
+        tick()
 
     def both():
         layer, x, dy = next(sets)
         with around():
             y = layer(x)
+        tick()
         y.backward(dy)
+        tick()
         x.grad = None
         for parameter in layer.parameters():
             parameter.grad = None
@@ -103,9 +107,12 @@ def ceiling_call(case):
                                                 product(n, k, m, fast=False)]
     sets = itertools.cycle([one() for _ in range(count(case))])
 
+    tick = bench_worker.ticker()
+
     def run():
         for multiply in next(sets):
             multiply()
+        tick()
     run()  # sizes it does not take are refused here
     return run
 

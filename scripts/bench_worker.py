@@ -217,6 +217,16 @@ def normal(*shape, scale=1.0):
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * scale
 
 
+def ticker():
+    """A function that submits one small unrelated kernel. Every program has some between the products
+    of one step (attention, a loss, an update of the weights); a loop of nothing but products on
+    operands that never change would let qshim use what it quantised again and again, as no program
+    can. The kernel is in both sides' times."""
+    import torch
+    marker = torch.zeros(1, device="cuda")
+    return lambda: marker.add_(1.0)
+
+
 def fp8_operand(*shape):
     """Normal data that fills the range of e4m3, and the scale that undoes it."""
     import torch

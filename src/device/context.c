@@ -71,6 +71,25 @@ static CUresult load_function(CUmodule module, const char *name, CUfunction *fun
 	return error;
 }
 
+/* Without it the kernels measure before they cast: slower, not wrong. The copy waits, so that the
+ * zeros are there before any stream's work, whatever its kind. */
+static void make_history(struct qs_context *context)
+{
+	static const uint32_t zeros[QS_HISTORY_SLOTS];
+	const struct qs_driver *cu = qs_driver_get();
+	CUdeviceptr history = 0;
+	CUresult error = cu->cuMemAlloc_v2(&history, sizeof zeros);
+	if (!error)
+		error = cu->cuMemcpyHtoD_v2(history, zeros, sizeof zeros);
+	if (error) {
+		qs_message(QS_LOG_CACHE, "no memory for predictions on device %d: %s",
+		           context->device, qs_error_name(error));
+		return;
+	}
+	context->history = history;
+	atomic_fetch_add(&context->taken, sizeof zeros);
+}
+
 static void load_kernels(struct qs_context *context)
 {
 	const struct qs_driver *cu = qs_driver_get();
@@ -80,12 +99,14 @@ static void load_kernels(struct qs_context *context)
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
 	CUresult error = cu->cuModuleLoadData(&module, qs_fatbin_quantise);
 	if (!error)
-		error = load_function(module, QS_KERNEL_AMAX, &context->amax);
+		error = load_function(module, QS_KERNEL_QUANTISE, &context->quantise);
 	if (!error)
-		error = load_function(module, QS_KERNEL_CAST, &context->cast);
-	cu->cuThreadExchangeStreamCaptureMode(&mode);
+		error = load_function(module, QS_KERNEL_REPAIR, &context->repair);
 	if (error)
 		fail(context, "loading the kernels", error);
+	else
+		make_history(context);
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* Below Ada there is no fp8 product; the kernels are not even loaded there. */

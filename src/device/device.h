@@ -36,6 +36,7 @@ struct qs_options;
 	X(cuMemAlloc_v2)                                                                           \
 	X(cuMemFree_v2)                                                                            \
 	X(cuMemGetInfo_v2)                                                                         \
+	X(cuMemcpyHtoD_v2)                                                                         \
 	X(cuModuleGetFunction)                                                                     \
 	X(cuModuleLoadData)                                                                        \
 	X(cuFuncGetAttribute)                                                                      \
@@ -80,25 +81,32 @@ struct qs_scratch {
 	CUdeviceptr base;     /* 0 = nothing allocated yet                                    */
 	size_t size;          /* bytes                                                        */
 	uint64_t turn;        /* of the context when it was last asked for                    */
+	uint64_t generation;  /* changes when the block or its owner does                     */
+	void *contents;       /* operand/: what the block holds                               */
 	_Atomic int captured; /* 0 = eager; 1 = in a graph that lives; 2 = graph is gone      */
 	pthread_mutex_t lock; /* held while one product's launches are submitted              */
 };
 
 #define QS_SCRATCH_MAX 64
 
+/* Maxima kept per context for predictions, power of two. */
+#define QS_HISTORY_SLOTS 65536
+
 /* One CUDA context of the process. Never freed. */
 struct qs_context {
-	uint64_t id;           /* unique in the process if the driver tells ids          */
-	CUcontext handle;      /* the context                                            */
-	CUdevice device;       /* ordinal                                                */
-	int cc;                /* compute capability, major * 10 + minor                 */
-	int sms;               /* multiprocessors                                        */
-	size_t total;          /* bytes of device memory                                 */
-	size_t limit;          /* bytes we may take                                      */
-	_Atomic size_t taken;  /* bytes we took                                          */
-	size_t largest;        /* most scratch a product asked for, under lock           */
-	uint64_t turn;         /* counts requests for scratch, under lock                */
-	CUfunction amax, cast; /* kernels of quantise.cu                                 */
+	uint64_t id;          /* unique in the process if the driver tells ids          */
+	CUcontext handle;     /* the context                                            */
+	CUdevice device;      /* ordinal                                                */
+	int cc;               /* compute capability, major * 10 + minor                 */
+	int sms;              /* multiprocessors                                        */
+	size_t total;         /* bytes of device memory                                 */
+	size_t limit;         /* bytes we may take                                      */
+	_Atomic size_t taken; /* bytes we took                                          */
+	size_t largest;       /* most scratch a product asked for, under lock           */
+	uint64_t turn;        /* counts requests for scratch, under lock                */
+	CUfunction quantise;  /* kernels of quantise.cu                                 */
+	CUfunction repair;
+	CUdeviceptr history;   /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
 	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
 	const char *detail;    /* what failed, or NULL                                   */
 	pthread_mutex_t lock;  /* of the scratch table                                   */

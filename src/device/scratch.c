@@ -79,6 +79,7 @@ static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t 
 	atomic_fetch_add(&context->taken, wanted - scratch->size);
 	scratch->base = base;
 	scratch->size = wanted;
+	scratch->generation++;
 	return true;
 }
 
@@ -146,6 +147,7 @@ static struct qs_scratch *find_eager(struct qs_context *context, const struct qs
 		return NULL;
 	atomic_store(&scratch->captured, EAGER);
 	scratch->used = true;
+	scratch->generation++;
 	scratch->capture = 0;
 	scratch->stream = stream->id;
 	scratch->turn = context->turn;
@@ -164,6 +166,7 @@ static struct qs_scratch *adopt(struct qs_context *context, struct qs_scratch *s
 	if (!retain(scratch, stream->graph))
 		return NULL;
 	scratch->used = true;
+	scratch->generation++;
 	scratch->capture = stream->capture;
 	scratch->stream = stream->id;
 	scratch->turn = context->turn;

@@ -9,6 +9,7 @@
 #include "engine/lt.h"
 #include "engine/tune.h"
 #include "operand/operand.h"
+#include "plan/plan.h"
 
 /* One product in one context, complete but for the pointers. */
 struct fp8 {
@@ -16,53 +17,62 @@ struct fp8 {
 	struct qs_operands operands; /* quantisation and scratch layout */
 };
 
-static struct qs_lt_call call_of(const struct fp8 *fp8, const struct qs_gemm *g,
-                                 const struct qs_stream *stream, const struct qs_scratch *scratch)
+static const void *host(CUdeviceptr p)
 {
-	unsigned char *base = (unsigned char *)(uintptr_t)scratch->base;
+	return (const void *)(uintptr_t)p;
+}
+
+static struct qs_lt_call call_of(const struct qs_gemm *g, const struct qs_stream *stream,
+                                 const struct qs_scratch *scratch, const struct qs_pair *pair)
+{
 	return (struct qs_lt_call){
 	        .handle = g->handle,
 	        .alpha = g->alpha,
 	        .beta = g->beta,
-	        .a = base + fp8->operands.offset[0],
-	        .b = base + fp8->operands.offset[1],
+	        .a = host(pair->data[0]),
+	        .b = host(pair->data[1]),
 	        .c = g->key.beta == QS_SCALAR_ZERO ? g->d : g->c,
 	        .d = g->d,
 	        .bias = g->bias,
-	        .scale_a = base + fp8->operands.scale_offset[0],
-	        .scale_b = base + fp8->operands.scale_offset[1],
-	        .workspace = base,
+	        .scale_a = host(pair->scale[0]),
+	        .scale_b = host(pair->scale[1]),
+	        .workspace = (void *)(uintptr_t)scratch->base,
 	        .stream = stream->handle,
 	};
 }
 
-/* The conversion of both operands, as each call pays it. */
+/* The conversion of both operands, as a call that finds neither pays it. */
 struct conversion {
-	const struct fp8 *fp8;
+	struct fp8 *fp8;
 	const struct qs_gemm *g;
 	const struct qs_context *context;
 	const struct qs_stream *stream;
-	const struct qs_scratch *scratch;
+	struct qs_scratch *scratch;
+	struct qs_pair pair; /* of the last conversion */
 };
 
 static int convert(void *data)
 {
-	const struct conversion *c = data;
-	return (int)qs_operands_launch(&c->fp8->operands, c->context, c->stream, c->scratch,
-	                               c->g->a, c->g->b);
+	struct conversion *c = data;
+	const void *const source[2] = {c->g->a, c->g->b};
+	return (int)qs_operands_make(&c->fp8->operands, c->context, c->stream, c->scratch, source,
+	                             false, &c->pair);
 }
 
 /* Chooses the algorithm, and where the policy leaves the choice to us says whether fp8 pays. What
- * could not be measured is left to the size model that brought us here. */
-static bool tune(struct fp8 *fp8, struct conversion *conversion, bool must_win,
-                 struct qs_context *context, struct qs_failure *failure)
+ * could not be measured is left to the size model that brought us here. The first conversion finds
+ * no prediction and casts twice, the timed ones do as later calls will. */
+static bool tune(struct conversion *conversion, bool must_win, struct qs_context *context,
+                 struct qs_failure *failure)
 {
+	struct fp8 *fp8 = conversion->fp8;
 	struct qs_timing timing;
+	if (convert(conversion))
+		return true;
 	struct qs_lt_call call =
-	        call_of(fp8, conversion->g, conversion->stream, conversion->scratch);
+	        call_of(conversion->g, conversion->stream, conversion->scratch, &conversion->pair);
 	const struct qs_rival preparation = {convert, conversion};
-	if (convert(conversion) ||
-	    !qs_tune(fp8->lt, conversion->g, context, &call, &preparation, &timing))
+	if (!qs_tune(fp8->lt, conversion->g, context, &call, &preparation, &timing))
 		return true;
 	const float ours = timing.best + timing.rival[1], native = timing.rival[0];
 	qs_failed(failure, QS_REASON_NOT_FASTER, "fp8 %.1f + %.1f us, native %.1f us",
@@ -70,16 +80,19 @@ static bool tune(struct fp8 *fp8, struct conversion *conversion, bool must_win,
 	return !must_win || timing.rival[1] < 0 || native < 0 || qs_tune_wins(ours, native);
 }
 
+/* A plan that is given up must not be remembered by what it made. */
 static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_context *context,
                             const struct qs_stream *stream, bool must_win,
                             struct qs_failure *failure)
 {
 	enum qs_reason why;
-	struct qs_scratch *scratch = qs_scratch_lock(context, stream, fp8->operands.total, &why);
+	struct qs_scratch *scratch =
+	        qs_scratch_lock(context, stream, qs_operands_total(&fp8->operands, true), &why);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;
-	struct conversion conversion = {fp8, g, context, stream, scratch};
-	bool wins = tune(fp8, &conversion, must_win, context, failure);
+	struct conversion conversion = {fp8, g, context, stream, scratch, {.bytes = 0}};
+	bool wins = tune(&conversion, must_win, context, failure);
+	qs_operands_forget(scratch);
 	qs_scratch_unlock(scratch);
 	return wins;
 }
@@ -122,7 +135,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");
 		return NULL;
 	}
-	qs_operands_plan(&fp8->operands, &g->key, context, QS_LT_WORKSPACE);
+	qs_operands_plan(&fp8->operands, &g->key, QS_LT_WORKSPACE);
 	fp8->lt = make_product(g, fp8->operands.k_padded, failure);
 	bool must_win = choice->action == QS_ACTION_AUTO || !choice->eager;
 	if (!fp8->lt || !tune_in_scratch(fp8, g, context, stream, must_win, failure)) {
@@ -132,27 +145,55 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 	return fp8;
 }
 
+/* Reuse is exact, and yet the policy may forbid it. */
+static bool may_reuse(void)
+{
+	return qs_process()->options->validity != QS_VALIDITY_EACH;
+}
+
+static const void *end_of(const struct qs_gemm *g)
+{
+	size_t size = g->key.dtype == CUDA_R_32F ? 4 : 2;
+	return (const char *)g->d + (size_t)((g->key.n - 1) * g->key.ldd + g->key.m) * size;
+}
+
+static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_context *context,
+                   const struct qs_stream *stream, struct qs_scratch *scratch, uint64_t *bytes,
+                   struct qs_failure *failure)
+{
+	struct qs_pair pair;
+	const void *const source[2] = {g->a, g->b};
+	CUresult error = qs_operands_make(&fp8->operands, context, stream, scratch, source,
+	                                  may_reuse(), &pair);
+	if (error)
+		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
+	struct qs_lt_call call = call_of(g, stream, scratch, &pair);
+	cublasStatus_t status = qs_lt_run(fp8->lt, &call, atomic_load(&fp8->lt->best));
+	qs_operands_wrote(scratch, g->d, end_of(g));
+	*bytes = pair.bytes;
+	if (status)
+		return qs_failed(failure, QS_REASON_ERROR, "cublasLtMatmul: status %d",
+		                 (int)status);
+	return true;
+}
+
+/* Memory for both orientations is asked for where it can be had; a capture makes do with what the
+ * product needs. */
 static bool run(void *state, const struct qs_gemm *g, struct qs_context *context,
                 const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure)
 {
 	struct fp8 *fp8 = state;
 	enum qs_reason why;
-	struct qs_scratch *scratch = qs_scratch_lock(context, stream, fp8->operands.total, &why);
+	size_t total = qs_operands_total(&fp8->operands, !stream->capturing);
+	size_t least = qs_operands_total(&fp8->operands, false);
+	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total, &why);
+	if (!scratch && least < total)
+		scratch = qs_scratch_lock(context, stream, total = least, &why);
 	if (!scratch)
-		return qs_failed(failure, why, "%zu MiB of scratch", fp8->operands.total >> 20);
-	cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-	CUresult error = qs_operands_launch(&fp8->operands, context, stream, scratch, g->a, g->b);
-	struct qs_lt_call call = call_of(fp8, g, stream, scratch);
-	if (!error)
-		status = qs_lt_run(fp8->lt, &call, atomic_load(&fp8->lt->best));
+		return qs_failed(failure, why, "%zu MiB of scratch", total >> 20);
+	bool done = submit(fp8, g, context, stream, scratch, bytes, failure);
 	qs_scratch_unlock(scratch);
-	*bytes = fp8->operands.bytes[0] + fp8->operands.bytes[1];
-	if (error)
-		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
-	if (status)
-		return qs_failed(failure, QS_REASON_ERROR, "cublasLtMatmul: status %d",
-		                 (int)status);
-	return true;
+	return done;
 }
 
 const struct qs_engine qs_engine_fp8 = {

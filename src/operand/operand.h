@@ -1,6 +1,12 @@
-/* operand/: the quantised form of the matrices of a product.
+/* operand/: the quantised form of the matrices of a product, made for the call or used again.
  *
- * quantise.c  qs_operands_plan qs_operands_launch
+ * What a scratch block holds from the last products of its stream is used again while its source is
+ * known unchanged: no GPU work but our own was submitted since (the submission epoch), no product
+ * of ours wrote over it, and it is plain device memory. So dY is quantised once for dgrad and
+ * wgrad, and one X for the products of a layer that follow each other.
+ *
+ * quantise.c  qs_operands_plan qs_operands_total qs_operands_launch
+ * reuse.c     qs_operands_make qs_operands_wrote qs_operands_forget
  */
 #ifndef QS_OPERAND_OPERAND_H
 #define QS_OPERAND_OPERAND_H
@@ -11,23 +17,57 @@
 
 /* How both operands of one product are quantised: everything but the pointers. */
 struct qs_operands {
-	struct qs_cast_args args; /* shapes, strides, blocks; pointers zero                    */
-	unsigned amax_blocks;     /* grid of the amax launch                                   */
-	unsigned cast_blocks;     /* grid of the cast launch                                   */
-	int64_t k_padded;         /* bytes of a quantised row, K rounded up to 16              */
-	size_t bytes[2];          /* quantised A and B                                         */
-	size_t offset[2];         /* of quantised A and B in the scratch block                 */
-	size_t scale_offset[2];   /* of their dequantisation scales (fp32)                     */
-	size_t partials_offset;   /* of the maxima of the amax blocks                          */
-	size_t total;             /* bytes of scratch in all                                   */
+	struct qs_quantise_operand shape[2]; /* ld, inner, outer; the rest is zero              */
+	bool turned[2];       /* the product takes the matrix transposed to its source        */
+	_Atomic bool both[2]; /* the other orientation was asked for right after this product */
+	int64_t k_padded;     /* bytes of a quantised row, K rounded up to 16                 */
+	size_t base;          /* bytes of the scratch block that are not ours                 */
 };
 
-/* Lays out the operands of a product in scratch, from `base` bytes on. */
-void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key,
-                      const struct qs_context *context, size_t base);
-/* Launches amax and cast of both operands in the stream. The scratch is locked by the caller. */
-CUresult qs_operands_launch(const struct qs_operands *operands, const struct qs_context *context,
-                            const struct qs_stream *stream, const struct qs_scratch *scratch,
-                            const void *a, const void *b);
+/* The quantised operands of one call. */
+struct qs_pair {
+	CUdeviceptr data[2];  /* fp8, K contiguous                     */
+	CUdeviceptr scale[2]; /* dequantisation scales, fp32           */
+	uint64_t bytes;       /* written for this call                 */
+};
+
+/* Lays out the operands of a product, `base` bytes into the scratch block. */
+void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key, size_t base);
+/* Bytes of scratch that the operands need, or with `both` can make use of. */
+size_t qs_operands_total(const struct qs_operands *operands, bool both);
+/* Bytes of one orientation of operand i, rounded up to 256. */
+size_t qs_operand_bytes(const struct qs_operands *operands, int i, bool turned);
+
+/* Bytes from one scale to the next: cuBLASLt refuses scale pointers that are not aligned to 16. */
+#define QS_SCALE_STRIDE 64
+
+/* Where the parts of a scratch block are. The operands of a product lie in one half, those of the
+ * product before in the other. */
+struct qs_parts {
+	CUdeviceptr partials[2]; /* of each operand, kernels/quantise.h           */
+	CUdeviceptr scale;       /* float[2][2]: of each half and operand         */
+	CUdeviceptr half[2];     /* quantised matrices                            */
+	size_t half_bytes;
+};
+struct qs_parts qs_scratch_parts(const struct qs_operands *operands,
+                                 const struct qs_scratch *scratch);
+
+/* Launches what `args` says; operands without blocks are left alone. */
+CUresult qs_operands_launch(const struct qs_context *context, CUstream stream,
+                            struct qs_quantise_args *args);
+
+/* Gives the quantised operands of a call: those found in the locked scratch block if `reuse` allows
+ * it, new ones otherwise. */
+CUresult qs_operands_make(struct qs_operands *operands, const struct qs_context *context,
+                          const struct qs_stream *stream, struct qs_scratch *scratch,
+                          const void *const source[2], bool reuse, struct qs_pair *pair);
+/* A product of ours writes the bytes [first, end): what was made from them is forgotten. To be
+ * called after each product, with the scratch still locked. */
+void qs_operands_wrote(struct qs_scratch *scratch, const void *first, const void *end);
+/* Forgets everything the block holds. */
+void qs_operands_forget(struct qs_scratch *scratch);
+/* Operands that were made, and that were found made, in this process. */
+uint64_t qs_operands_made(void);
+uint64_t qs_operands_reused(void);
 
 #endif

@@ -1,10 +1,12 @@
-/* Both operands of a product, quantised anew for this call: one launch for the maxima, one for the
- * casts, into the scratch block that the caller holds. */
+/* Both operands of a product, quantised in two launches: one that casts with a predicted scale
+ * while it measures, one that repairs what the prediction got wrong. */
 #include "operand/operand.h"
 
 #include <cublas_v2.h>
 
 #define ALIGNMENT 256
+
+#define PARTIALS_BYTES (QS_PARTIALS * sizeof(uint32_t))
 
 static size_t align(size_t offset)
 {
@@ -12,69 +14,76 @@ static size_t align(size_t offset)
 }
 
 /* cuBLASLt wants K contiguous: A as op T, B as op N. A stored k x m (the program's T) and B stored
- * k x n (its N) are so already; the others are transposed. */
-static void describe(struct qs_quantise_operand *operand, bool straight, int64_t k, int64_t rows,
+ * k x n (its N) are so already; the others are turned. */
+static void describe(struct qs_quantise_operand *operand, bool turned, int64_t k, int64_t rows,
                      int64_t ld)
 {
 	operand->ld = ld;
-	operand->inner = straight ? k : rows;
-	operand->outer = straight ? rows : k;
-	operand->k_padded = qs_k_padded(k);
-	operand->transpose = !straight;
+	operand->inner = turned ? rows : k;
+	operand->outer = turned ? k : rows;
 }
 
-void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key,
-                      const struct qs_context *context, size_t base)
+void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key, size_t base)
 {
-	struct qs_quantise_operand *operand = operands->args.quantise.operand;
-	size_t offset = align(base);
-	describe(&operand[0], key->ta != CUBLAS_OP_N, key->k, key->m, key->lda);
-	describe(&operand[1], key->tb == CUBLAS_OP_N, key->k, key->n, key->ldb);
-	operands->k_padded = operand[0].k_padded;
-	operands->amax_blocks = operands->cast_blocks = 0;
-	operands->partials_offset = offset;
-	offset = align(offset + 2 * QS_AMAX_BLOCKS * sizeof(uint32_t));
+	operands->turned[0] = key->ta == CUBLAS_OP_N;
+	operands->turned[1] = key->tb != CUBLAS_OP_N;
+	describe(&operands->shape[0], operands->turned[0], key->k, key->m, key->lda);
+	describe(&operands->shape[1], operands->turned[1], key->k, key->n, key->ldb);
+	operands->k_padded = qs_k_padded(key->k);
+	operands->base = align(base);
+}
+
+size_t qs_operand_bytes(const struct qs_operands *operands, int i, bool turned)
+{
+	const struct qs_quantise_operand *shape = &operands->shape[i];
+	return align((size_t)(turned ? qs_turned_bytes(shape) : qs_straight_bytes(shape)));
+}
+
+static size_t fixed_bytes(const struct qs_operands *operands)
+{
+	return operands->base + 2 * align(PARTIALS_BYTES) + ALIGNMENT;
+}
+
+size_t qs_operands_total(const struct qs_operands *operands, bool both)
+{
+	size_t half = 0;
 	for (int i = 0; i < 2; i++) {
-		operand[i].blocks = qs_cast_blocks(&operand[i], context->sms);
-		operands->args.partial_blocks[i] = qs_amax_blocks(&operand[i], context->sms);
-		operands->amax_blocks += operands->args.partial_blocks[i];
-		operands->cast_blocks += operand[i].blocks;
-		operands->bytes[i] =
-		        (size_t)qs_quantise_rows(&operand[i]) * (size_t)operands->k_padded;
-		operands->scale_offset[i] = offset;
-		operands->offset[i] = align(offset + sizeof(float));
-		offset = align(operands->offset[i] + operands->bytes[i]);
+		half += qs_operand_bytes(operands, i, operands->turned[i]);
+		if (both && atomic_load_explicit(&operands->both[i], memory_order_relaxed))
+			half += qs_operand_bytes(operands, i, !operands->turned[i]);
 	}
-	operands->total = offset;
+	return fixed_bytes(operands) + 2 * half;
 }
 
-static CUresult launch(CUfunction function, unsigned blocks, unsigned threads, CUstream stream,
-                       void *argument)
+struct qs_parts qs_scratch_parts(const struct qs_operands *operands,
+                                 const struct qs_scratch *scratch)
 {
-	void *arguments[] = {argument};
-	return qs_driver_get()->cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream,
-	                                       arguments, NULL);
+	struct qs_parts parts;
+	parts.partials[0] = scratch->base + operands->base;
+	parts.partials[1] = parts.partials[0] + align(PARTIALS_BYTES);
+	parts.scale = parts.partials[1] + align(PARTIALS_BYTES);
+	parts.half_bytes = (scratch->size - fixed_bytes(operands)) / 2 / ALIGNMENT * ALIGNMENT;
+	parts.half[0] = scratch->base + fixed_bytes(operands);
+	parts.half[1] = parts.half[0] + parts.half_bytes;
+	return parts;
 }
 
-CUresult qs_operands_launch(const struct qs_operands *operands, const struct qs_context *context,
-                            const struct qs_stream *stream, const struct qs_scratch *scratch,
-                            const void *a, const void *b)
+static CUresult launch(CUfunction function, unsigned blocks, CUstream stream,
+                       struct qs_quantise_args *args)
 {
-	struct qs_cast_args cast = operands->args;
-	cast.quantise.partials = scratch->base + operands->partials_offset;
-	cast.quantise.operand[0].source = (uint64_t)(uintptr_t)a;
-	cast.quantise.operand[1].source = (uint64_t)(uintptr_t)b;
-	for (int i = 0; i < 2; i++) {
-		cast.quantise.operand[i].target = scratch->base + operands->offset[i];
-		cast.quantise.operand[i].scale = scratch->base + operands->scale_offset[i];
-	}
-	struct qs_quantise_args amax = cast.quantise;
-	amax.operand[0].blocks = cast.partial_blocks[0];
-	amax.operand[1].blocks = cast.partial_blocks[1];
-	CUresult error = launch(context->amax, operands->amax_blocks, QS_AMAX_THREADS,
-	                        stream->handle, &amax);
+	void *arguments[] = {args};
+	return qs_driver_get()->cuLaunchKernel(function, blocks, 1, 1, QS_QUANTISE_THREADS, 1, 1, 0,
+	                                       stream, arguments, NULL);
+}
+
+CUresult qs_operands_launch(const struct qs_context *context, CUstream stream,
+                            struct qs_quantise_args *args)
+{
+	const struct qs_quantise_operand *operand = args->operand;
+	CUresult error = launch(context->quantise, operand[0].blocks[0] + operand[1].blocks[0],
+	                        stream, args);
 	if (!error)
-		error = launch(context->cast, operands->cast_blocks, QS_CAST_THREADS,
-		               stream->handle, &cast);
+		error = launch(context->repair, operand[0].blocks[1] + operand[1].blocks[1], stream,
+		               args);
 	return error;
 }

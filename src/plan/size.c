@@ -10,11 +10,11 @@
 
 #define BF16_RATE    650e12  /* operations per second                                          */
 #define FP8_RATE     1235e12 /* operations per second                                          */
-#define BANDWIDTH    4.08e12 /* bytes per second: 85 % of 4.8 TB/s                             */
-#define BYTES        5.0     /* per element: read for the maximum, read again, write one       */
-#define LAUNCH       2.5e-6  /* seconds per launch added                                       */
-#define LAUNCHES     2.0     /* maximum, cast                                                  */
-#define MIN_HARMONIC 600.0   /* of m n / (m + n), elements                                     */
+#define BANDWIDTH    3.4e12  /* bytes per second of the conversion, 80 % of a copy's           */
+#define BYTES        3.0     /* per element: read once, write one                              */
+#define LAUNCH       4e-6    /* seconds per launch added, its idle ends included               */
+#define LAUNCHES     2.0     /* cast, repair                                                   */
+#define MIN_HARMONIC 450.0   /* of m n / (m + n), elements                                     */
 #define MIN_K        512
 
 double qs_fp8_gain(int64_t m, int64_t n, int64_t k)

@@ -139,14 +139,15 @@ static void unharmed(const char *scene, const char *const *env, const char *knob
 
 static const char *const force[] = {FORCE, NULL};
 
-/* A failed allocation costs the stream it was for; the loop's last round fails none. */
+/* A failed allocation costs the stream it was for, the first one only the predictions; the loop's
+ * last round fails none. */
 START_TEST(failed_allocation_passes_and_is_tried_again)
 {
 	char value[16];
 	snprintf(value, sizeof value, "%d", _i + 1);
 	unharmed("streams", force, "fail_alloc", value);
 	uint64_t served = total_replaced(&outcome);
-	ck_assert_uint_eq(served, (uint64_t)_i);
+	ck_assert_uint_eq(served, (uint64_t)(_i > 0 ? _i - 1 : 0));
 	ck_assert_uint_eq(total_late(&outcome), STREAMS - served);
 	ck_assert_int_eq(decisions_with(&outcome, "memory"), served < STREAMS);
 }
@@ -307,7 +308,7 @@ int main(int argc, char **argv)
 	Suite *suite = suite_create("faults");
 	TCase *tcase = tcase_create("faults");
 	tcase_set_timeout(tcase, 120);
-	tcase_add_loop_test(tcase, failed_allocation_passes_and_is_tried_again, 0, STREAMS + 1);
+	tcase_add_loop_test(tcase, failed_allocation_passes_and_is_tried_again, 0, STREAMS + 2);
 	tcase_add_test(tcase, failed_module_load_passes_with_one_message);
 	tcase_add_test(tcase, failed_launch_passes_and_is_given_up);
 	tcase_add_test(tcase, failed_fp8_product_passes_and_is_given_up);

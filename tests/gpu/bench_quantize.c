@@ -2,10 +2,9 @@
  *
  * Usage: bench_quantize [--json]. Each figure is the median of several samples, a sample being many
  * launches between two events, over random data in as many buffers as exceed the L2 cache three
- * times. GB/s counts the bytes a kernel is meant to move: amax reads 2 an element; cast reads 2 and
- * writes the padded output. What the second kernel finds in the cache of the first therefore shows
- * as a higher rate of `both`. Launches follow each other without gaps; small shapes show the cost
- * of a launch.
+ * times. GB/s counts the bytes a step is meant to move: 2 to read an element, 1 for each target.
+ * What a second kernel finds in the cache of the first therefore shows as a higher rate. Launches
+ * follow each other without gaps; small shapes show the cost of a launch.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -19,22 +18,38 @@
 
 /* What is timed. */
 enum step {
-	STEP_COPY, /* device to device, COPY bytes */
-	STEP_AMAX,
-	STEP_CAST,
-	STEP_BOTH,
+	STEP_COPY,   /* device to device, COPY bytes                                            */
+	STEP_CAST,   /* qs_quantise by a good prediction; qs_quantise_rows; qs_amax_columns     */
+	STEP_ALL,    /* the same and the second kernel, which has nothing to repair             */
+	STEP_IDLE,   /* the repair alone, with nothing to do                                    */
+	STEP_REPAIR, /* the repair alone, in the few blocks of an operand with a history        */
+	STEP_COLD,   /* both kernels without a history: measuring, then casting by all blocks   */
 	STEP_COUNT
 };
 
-static const char *const step_names[] = {"copy", "amax", "cast", "both"};
+static const char *const step_names[] = {"copy", "cast", "all", "idle", "repair", "cold"};
+
+/* What is made of a matrix. */
+enum form {
+	FORM_STRAIGHT,
+	FORM_TURNED,
+	FORM_BOTH,
+	FORM_ROWS,
+	FORM_COLUMNS,
+	FORMS
+};
+
+static const char *const form_names[] = {"straight", "turned", "both", "rows", "columns"};
 
 /* A matrix in as many copies as defeat the L2 cache. */
 struct work {
-	int64_t inner, outer;               /* elements                              */
-	uint32_t transpose;                 /* as in quantise.h                      */
-	int sets;                           /* copies in use                         */
-	struct qs_cast_args args[SETS_MAX]; /* of the cast launch                    */
-	CUdeviceptr sources, targets, rest; /* allocations behind them               */
+	int64_t inner, outer;                   /* elements                              */
+	enum form form;                         /* see above                             */
+	int sets;                               /* copies in use                         */
+	struct qs_quantise_args warm[SETS_MAX]; /* with a history                        */
+	struct qs_quantise_args cold[SETS_MAX]; /* without                               */
+	size_t rest_bytes;                      /* of a set's scales, history, maxima    */
+	CUdeviceptr sources, targets, rest;     /* allocations behind them               */
 };
 
 /* A measurement, in microseconds a call. */
@@ -46,8 +61,7 @@ struct timing {
 static CUdeviceptr copy_buffers[2];
 
 static const int64_t shapes[][2] = {
-        {4096, 32},   {4096, 512},   {2048, 2048},  {4096, 4096},   {4096, 8192},
-        {8192, 8192}, {14336, 8192}, {4096, 14336}, {16384, 16384}, {50257, 4096},
+        {4096, 4096}, {8192, 4096}, {8192, 8192}, {16384, 8192}, {15872, 16384}, {2048, 5632},
 };
 
 static uint64_t random_state = 1;
@@ -82,46 +96,67 @@ static size_t rounded(size_t bytes)
 	return (bytes + 255) / 256 * 256;
 }
 
-/* Bytes behind each set's maxima and scale. */
-#define REST 8192
+/* Bits of 2.0: what the random numbers stay just below. */
+#define PREDICTION 0x40000000u
 
-static void describe(struct work *work, size_t source_bytes, size_t target_bytes)
+static bool has_straight(enum form form)
 {
-	for (int i = 0; i < work->sets; i++) {
-		struct qs_cast_args *args = &work->args[i];
-		struct qs_quantise_operand *operand = &args->quantise.operand[0];
-		const CUdeviceptr rest = work->rest + (size_t)i * REST;
-		*args = (struct qs_cast_args){.quantise.partials = rest};
-		operand->source = work->sources + (size_t)i * source_bytes;
-		operand->target = work->targets + (size_t)i * target_bytes;
-		operand->scale = rest + sizeof(uint32_t[2][QS_AMAX_BLOCKS]);
-		operand->ld = operand->inner = work->inner;
-		operand->outer = work->outer;
-		operand->k_padded = qs_k_padded(work->transpose ? work->outer : work->inner);
-		operand->transpose = work->transpose;
-		args->partial_blocks[0] = qs_amax_blocks(operand, gpu.sms);
-		operand->blocks = qs_cast_blocks(operand, gpu.sms);
-	}
+	return form != FORM_TURNED && form != FORM_COLUMNS;
 }
 
-static int64_t target_size(const struct work *work)
+static bool has_turned(enum form form)
 {
-	const int64_t rows = work->transpose ? work->inner : work->outer;
-	return rows * qs_k_padded(work->transpose ? work->outer : work->inner);
+	return form != FORM_STRAIGHT && form != FORM_ROWS;
 }
 
-static void prepare(struct work *work)
+static void plan(struct qs_quantise_operand *operand, enum form form)
 {
+	if (form == FORM_ROWS)
+		qs_rows_plan(operand, gpu.sms);
+	else if (form == FORM_COLUMNS)
+		qs_columns_plan(operand, gpu.sms);
+	else
+		qs_quantise_plan(operand, gpu.sms);
+}
+
+/* The rest of a set is a history, scales, and maxima. */
+static void describe_set(struct work *work, int set, size_t source_bytes, size_t target_bytes)
+{
+	struct qs_quantise_operand *operand = &work->warm[set].operand[0];
+	const CUdeviceptr rest = work->rest + (size_t)set * work->rest_bytes;
+	const CUdeviceptr targets = work->targets + (size_t)set * target_bytes;
+	work->warm[set] = work->cold[set] = (struct qs_quantise_args){0};
+	operand->inner = operand->ld = work->inner;
+	operand->outer = work->outer;
+	operand->source = work->sources + (size_t)set * source_bytes;
+	if (has_straight(work->form))
+		operand->straight = targets;
+	if (has_turned(work->form))
+		operand->turned = targets + rounded((size_t)qs_straight_bytes(operand));
+	operand->scale = rest + 256;
+	operand->partials = rest + work->rest_bytes - rounded((size_t)qs_partials_bytes(operand));
+	work->cold[set].operand[0] = *operand;
+	operand->history = rest;
+	plan(operand, work->form);
+	plan(&work->cold[set].operand[0], work->form);
+}
+
+static void describe(struct work *work)
+{
+	const struct qs_quantise_operand shape = {.inner = work->inner, .outer = work->outer};
 	const size_t source_bytes = rounded((size_t)(work->inner * work->outer) * sizeof(uint16_t));
-	const size_t target_bytes = rounded((size_t)target_size(work));
+	const size_t target_bytes = rounded((size_t)qs_straight_bytes(&shape)) +
+	                            rounded((size_t)qs_turned_bytes(&shape));
+	const size_t scales = (size_t)(work->inner + work->outer) * sizeof(float);
 	const size_t sets = (size_t)gpu.l2 * 3 / source_bytes + 2;
 	work->sets = sets < SETS_MAX ? (int)sets : SETS_MAX;
+	work->rest_bytes = 256 + rounded(scales) + rounded((size_t)qs_partials_bytes(&shape));
 	work->sources = gpu_alloc(source_bytes * (size_t)work->sets);
 	work->targets = gpu_alloc(target_bytes * (size_t)work->sets);
-	work->rest = gpu_alloc((size_t)REST * (size_t)work->sets);
-	GPU_CHECK(gpu.cuMemsetD8_v2(work->rest, 0, (size_t)REST * (size_t)work->sets));
+	work->rest = gpu_alloc(work->rest_bytes * (size_t)work->sets);
 	randomise(work->sources, source_bytes * (size_t)work->sets);
-	describe(work, source_bytes, target_bytes);
+	for (int i = 0; i < work->sets; i++)
+		describe_set(work, i, source_bytes, target_bytes);
 }
 
 static void release(struct work *work)
@@ -133,6 +168,22 @@ static void release(struct work *work)
 
 /* ---- timing --------------------------------------------------------------------------------- */
 
+static void launch_first(const struct work *work, struct qs_quantise_args *args)
+{
+	const CUfunction kernel = work->form == FORM_ROWS      ? gpu.rows
+	                          : work->form == FORM_COLUMNS ? gpu.amax_columns
+	                                                       : gpu.quantise;
+	gpu_launch(kernel, args->operand[0].blocks[0],
+	           work->form == FORM_ROWS ? QS_ROWS_THREADS : QS_QUANTISE_THREADS, args);
+}
+
+static void launch_second(const struct work *work, struct qs_quantise_args *args)
+{
+	if (work->form != FORM_ROWS)
+		gpu_launch(work->form == FORM_COLUMNS ? gpu.cast_columns : gpu.repair,
+		           args->operand[0].blocks[1], QS_QUANTISE_THREADS, args);
+}
+
 static void call(struct work *work, enum step step, int index)
 {
 	if (step == STEP_COPY) {
@@ -140,14 +191,24 @@ static void call(struct work *work, enum step step, int index)
 		                                   copy_buffers[(index + 1) % 2], COPY, NULL));
 		return;
 	}
-	struct qs_cast_args *args = &work->args[index % work->sets];
-	if (step == STEP_AMAX || step == STEP_BOTH) {
-		struct qs_quantise_args amax = args->quantise;
-		amax.operand[0].blocks = args->partial_blocks[0];
-		gpu_launch_amax(&amax);
+	const int set = index % work->sets;
+	struct qs_quantise_args *args = step == STEP_COLD ? &work->cold[set] : &work->warm[set];
+	if (step == STEP_CAST || step == STEP_ALL || step == STEP_COLD)
+		launch_first(work, args);
+	if (step != STEP_CAST)
+		launch_second(work, args);
+}
+
+/* Leaves histories and partials as the step wants them: the repair works where there was no
+ * prediction, and does so each time, because it leaves the partials alone. */
+static void set_up(struct work *work, enum step step)
+{
+	const uint32_t prediction = step == STEP_REPAIR ? 0 : PREDICTION;
+	for (int i = 0; i < work->sets; i++) {
+		const CUdeviceptr history = work->warm[i].operand[0].history;
+		GPU_CHECK(gpu.cuMemcpyHtoD_v2(history, &prediction, sizeof prediction));
+		launch_first(work, &work->warm[i]);
 	}
-	if (step == STEP_CAST || step == STEP_BOTH)
-		gpu_launch_cast(args);
 }
 
 /* Milliseconds of `calls` calls. */
@@ -192,17 +253,24 @@ static struct timing measure(struct work *work, enum step step)
 /* Bytes a call is meant to move. */
 static double bytes_of(const struct work *work, enum step step)
 {
-	const double elements = (double)work->inner * (double)work->outer;
-	switch (step) {
-	case STEP_COPY:
+	if (step == STEP_COPY)
 		return 2.0 * (double)COPY;
-	case STEP_AMAX:
-		return 2 * elements;
-	case STEP_CAST:
-		return 2 * elements + (double)target_size(work);
-	default:
-		return 4 * elements + (double)target_size(work);
-	}
+	const struct qs_quantise_operand *operand = &work->warm[0].operand[0];
+	const double source = 2 * (double)work->inner * (double)work->outer;
+	const double targets = (double)(operand->straight ? qs_straight_bytes(operand) : 0) +
+	                       (double)(operand->turned ? qs_turned_bytes(operand) : 0);
+	if (step == STEP_IDLE)
+		return 0;
+	if (work->form == FORM_COLUMNS)
+		return step == STEP_CAST ? source : 2 * source + targets;
+	return step == STEP_COLD ? 2 * source + targets : source + targets;
+}
+
+static bool applies(const struct work *work, enum step step)
+{
+	if (work->form == FORM_ROWS)
+		return step == STEP_CAST;
+	return work->form != FORM_COLUMNS || step == STEP_CAST || step == STEP_ALL;
 }
 
 /* ---- output --------------------------------------------------------------------------------- */
@@ -222,43 +290,51 @@ static void print_json(const struct work *work, enum step step, const struct tim
                        const char *separator)
 {
 	const double bytes = bytes_of(work, step);
-	printf("%s\n  {\"step\": \"%s\", \"inner\": %lld, \"outer\": %lld, \"transpose\": %s, "
+	printf("%s\n  {\"step\": \"%s\", \"form\": \"%s\", \"inner\": %lld, \"outer\": %lld, "
 	       "\"bytes\": %.0f, \"us\": %.3f, \"us_min\": %.3f, \"us_max\": %.3f, "
 	       "\"gb_s\": %.1f}",
-	       separator, step_names[step], (long long)work->inner, (long long)work->outer,
-	       work->transpose ? "true" : "false", bytes, timing->median, timing->least,
+	       separator, step_names[step], step == STEP_COPY ? "" : form_names[work->form],
+	       (long long)work->inner, (long long)work->outer, bytes, timing->median, timing->least,
 	       timing->most, gbps(bytes, timing->median));
 }
 
 static void print_table(const struct work *work, const struct timing *timings, double copy)
 {
-	printf("%6lld x %-6lld %-10s", (long long)work->inner, (long long)work->outer,
-	       work->transpose ? "transposed" : "straight");
-	for (int step = STEP_AMAX; step < STEP_COUNT; step++) {
-		const double rate = gbps(bytes_of(work, (enum step)step), timings[step].median);
-		printf("  %8.2f %5.0f %3.0f%% %4.1f", timings[step].median, rate, rate / copy * 100,
-		       spread(&timings[step]));
+	printf("%6lld x %-6lld %-9s", (long long)work->inner, (long long)work->outer,
+	       form_names[work->form]);
+	for (int step = STEP_CAST; step < STEP_COUNT; step++) {
+		const double us = timings[step].median;
+		const double rate = gbps(bytes_of(work, (enum step)step), us);
+		if (!applies(work, (enum step)step))
+			printf(" %23s", "");
+		else if (step == STEP_IDLE)
+			printf(" %8.2f %9s %4.1f", us, "", spread(&timings[step]));
+		else
+			printf(" %8.2f %4.0f %3.0f%% %4.1f", us, rate, rate / copy * 100,
+			       spread(&timings[step]));
 	}
 	printf("\n");
 }
 
-static void run_shape(const int64_t *shape, uint32_t transpose, double copy, bool json)
+static void run_shape(const int64_t *shape, enum form form, double copy, bool json)
 {
 	static struct work work;
 	struct timing timings[STEP_COUNT];
 	work.inner = shape[0];
 	work.outer = shape[1];
-	work.transpose = transpose;
-	prepare(&work);
-	for (int step = STEP_AMAX; step < STEP_COUNT; step++)
+	work.form = form;
+	describe(&work);
+	for (int step = STEP_CAST; step < STEP_COUNT; step++) {
+		if (!applies(&work, (enum step)step))
+			continue;
+		set_up(&work, (enum step)step);
 		timings[step] = measure(&work, (enum step)step);
-	release(&work);
-	if (!json) {
-		print_table(&work, timings, copy);
-		return;
+		if (json)
+			print_json(&work, (enum step)step, &timings[step], ",");
 	}
-	for (int step = STEP_AMAX; step < STEP_COUNT; step++)
-		print_json(&work, (enum step)step, &timings[step], ",");
+	release(&work);
+	if (!json)
+		print_table(&work, timings, copy);
 }
 
 static struct timing measure_copy(void)
@@ -286,7 +362,10 @@ static void print_head(const char *name, const struct timing *copy, double rate,
 	printf("%s, %d multiprocessors, L2 %d MiB; copy %.0f GB/s (+-%.1f%%)\n", name, gpu.sms,
 	       gpu.l2 >> 20, rate, spread(copy));
 	printf("of each step: us a call (median of %d), GB/s, part of the copy's, +-%%\n", SAMPLES);
-	printf(" inner x outer             %24s  %24s  %24s\n", "amax", "cast", "both");
+	printf(" inner x outer  form     ");
+	for (int step = STEP_CAST; step < STEP_COUNT; step++)
+		printf(" %23s", step_names[step]);
+	printf("\n");
 }
 
 int main(int argc, char **argv)
@@ -304,8 +383,8 @@ int main(int argc, char **argv)
 	const double rate = gbps(2.0 * (double)COPY, copy.median);
 	print_head(name, &copy, rate, json);
 	for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-		for (uint32_t transpose = 0; transpose < 2; transpose++)
-			run_shape(shapes[i], transpose, rate, json);
+		for (int form = 0; form < FORMS; form++)
+			run_shape(shapes[i], (enum form)form, rate, json);
 	printf("%s", json ? "\n]}\n" : "");
 	return 0;
 }

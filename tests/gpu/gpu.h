@@ -49,10 +49,12 @@ struct gpu {
 #define GPU_MEMBER(function) __typeof__(function) *function;
 	GPU_API(GPU_MEMBER)
 #undef GPU_MEMBER
-	CUdevice device;       /* the first                    */
-	int sms;               /* its multiprocessors          */
-	int l2;                /* bytes of its L2 cache        */
-	CUfunction amax, cast; /* kernels/quantise.cu          */
+	CUdevice device;             /* the first             */
+	int sms;                     /* its multiprocessors   */
+	int l2;                      /* bytes of its L2 cache */
+	CUfunction quantise, repair; /* kernels/quantise.cu   */
+	CUfunction rows, amax_columns, cast_columns;
+	CUfunction amax, cast;
 };
 
 static struct gpu gpu;
@@ -110,6 +112,11 @@ static inline void gpu_open(void)
 	gpu.sms = gpu_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 	gpu.l2 = gpu_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
 	GPU_CHECK(gpu.cuModuleLoadData(&module, qs_fatbin_quantise));
+	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.quantise, module, QS_KERNEL_QUANTISE));
+	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.repair, module, QS_KERNEL_REPAIR));
+	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.rows, module, QS_KERNEL_QUANTISE_ROWS));
+	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.amax_columns, module, QS_KERNEL_AMAX_COLUMNS));
+	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.cast_columns, module, QS_KERNEL_CAST_COLUMNS));
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.amax, module, QS_KERNEL_AMAX));
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.cast, module, QS_KERNEL_CAST));
 }
@@ -142,20 +149,11 @@ static inline CUdeviceptr gpu_alloc(size_t bytes)
 	return memory;
 }
 
-/* Launches on the legacy default stream, as quantise.h says. */
-static inline void gpu_launch_amax(struct qs_quantise_args *args)
+/* Launches on the legacy default stream, with the one argument that every kernel takes. */
+static inline void gpu_launch(CUfunction kernel, unsigned blocks, unsigned threads, void *argument)
 {
-	void *params[] = {args};
-	GPU_CHECK(gpu.cuLaunchKernel(gpu.amax, args->operand[0].blocks + args->operand[1].blocks, 1,
-	                             1, QS_AMAX_THREADS, 1, 1, 0, NULL, params, NULL));
-}
-
-static inline void gpu_launch_cast(struct qs_cast_args *args)
-{
-	void *params[] = {args};
-	const struct qs_quantise_operand *operand = args->quantise.operand;
-	GPU_CHECK(gpu.cuLaunchKernel(gpu.cast, operand[0].blocks + operand[1].blocks, 1, 1,
-	                             QS_CAST_THREADS, 1, 1, 0, NULL, params, NULL));
+	void *params[] = {argument};
+	GPU_CHECK(gpu.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, NULL, params, NULL));
 }
 
 #endif

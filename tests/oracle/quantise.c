@@ -7,6 +7,7 @@
 #include "tests/oracle/oracle.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,329 @@ static void demand(int holds, const char *kernel, const char *what)
 	abort();
 }
 
+/* ---- numbers -------------------------------------------------------------------------------- */
+
+static float float_of(uint32_t bits)
+{
+	float value;
+	memcpy(&value, &bits, sizeof value);
+	return value;
+}
+
+static float format_max(uint32_t format)
+{
+	return format == QS_FP8_E5M2 ? QS_E5M2_MAX : QS_E4M3_MAX;
+}
+
+/* As qs_oracle_float_to_e4m3, with one mantissa bit less and one exponent bit more. Inf, which is
+ * another code of this format, is not made: finite values saturate, others become NaN. */
+static uint8_t float_to_e5m2(float value)
+{
+	uint32_t bits, code;
+	memcpy(&bits, &value, sizeof bits);
+	const uint32_t magnitude = bits & 0x7fffffff;
+	if (!isfinite(value))
+		return QS_FP8_NAN;
+	if (fabsf(value) < 0x1p-14f)
+		code = (uint32_t)rintf(fabsf(value) * 0x1p16f);
+	else
+		code = (magnitude + 0xfffff + (magnitude >> 21 & 1)) / (1 << 21) - (127 - 15) * 4;
+	if (code > 0x7b)
+		code = 0x7b;
+	return (uint8_t)(code | (signbit(value) ? 0x80 : 0));
+}
+
+/* A finite value saturates even where its product overflows. */
+static uint8_t quantise(uint16_t bits, float inverse, uint32_t format)
+{
+	const float value = qs_oracle_bf16_to_float(bits), most = format_max(format);
+	const float product = fminf(fmaxf(value * inverse, -most), most);
+	if (!isfinite(value))
+		return QS_FP8_NAN;
+	return format == QS_FP8_E5M2 ? float_to_e5m2(product) : qs_oracle_float_to_e4m3(product);
+}
+
+/* The power of two that moves amax into the upper half of the lower half of the format. */
+static float inverse_of(float amax, uint32_t format)
+{
+	const float half = format_max(format) / 2;
+	int exponent;
+	if (amax == 0)
+		return 1;
+	amax = fmaxf(amax, QS_AMAX_FLOOR);
+	frexpf(half / amax, &exponent); /* half / amax = 0.5..1 * 2^exponent */
+	return ldexpf(1, exponent - 1);
+}
+
+/* Bits of a finite |x| as those of an fp32; 0 for others. Magnitudes of one sign order as their
+ * bits do; from 0x7f80 on they are not finite. */
+static uint32_t magnitude_of(uint16_t bits)
+{
+	const uint32_t magnitude = bits & 0x7fff;
+	return magnitude < 0x7f80 ? magnitude << 16 : 0;
+}
+
+static uint32_t larger(uint32_t left, uint32_t right)
+{
+	return left > right ? left : right;
+}
+
+/* ---- operands ------------------------------------------------------------------------------- */
+
+static uint16_t element(const struct qs_quantise_operand *operand, int64_t outer, int64_t inner)
+{
+	return ((const uint16_t *)(uintptr_t)operand->source)[outer * operand->ld + inner];
+}
+
 static void demand_operand(const struct qs_quantise_operand *operand, const char *kernel)
+{
+	demand(operand->inner > 0 && operand->outer > 0, kernel, "empty operand");
+	demand(operand->outer == 1 || operand->ld >= operand->inner, kernel, "ld below inner");
+	demand(operand->source && operand->source % 2 == 0, kernel, "source is not aligned to 2");
+	demand(operand->straight % 16 == 0, kernel, "straight is not aligned to 16");
+	demand(operand->turned % 16 == 0, kernel, "turned is not aligned to 16");
+	demand(operand->scale && operand->scale % 4 == 0, kernel, "scale is not aligned to 4");
+	demand(operand->history % 4 == 0, kernel, "history is not aligned to 4");
+	demand(operand->format <= QS_FP8_E5M2, kernel, "unknown format");
+	demand(operand->pad == 0, kernel, "pad is not zero");
+}
+
+static void demand_partials(const struct qs_quantise_operand *operand, const char *kernel)
+{
+	demand(operand->partials && operand->partials % 16 == 0, kernel,
+	       "partials are not aligned to 16");
+}
+
+static void demand_launch(const struct qs_quantise_args *args, int turn, unsigned grid,
+                          int threads_fit, const char *kernel)
+{
+	demand(grid == args->operand[0].blocks[turn] + args->operand[1].blocks[turn], kernel,
+	       "the grid is not the sum of the operands' blocks");
+	demand(grid > 0, kernel, "empty grid");
+	demand(threads_fit, kernel, "wrong number of threads");
+	for (int i = 0; i < 2; i++)
+		if (args->operand[i].blocks[turn])
+			demand_operand(&args->operand[i], kernel);
+}
+
+/* Writes the wanted targets, zeros in their padding. The factor of an element is that of its place
+ * along inner, that of its place along outer, or the first, by whether the step is 1. */
+static void cast_operand(const struct qs_quantise_operand *operand, const float *inverse,
+                         int inner_step, int outer_step)
+{
+	uint8_t *straight = (uint8_t *)(uintptr_t)operand->straight;
+	uint8_t *turned = (uint8_t *)(uintptr_t)operand->turned;
+	const int64_t width = qs_k_padded(operand->inner), height = qs_k_padded(operand->outer);
+	if (straight)
+		memset(straight, 0, (size_t)qs_straight_bytes(operand));
+	if (turned)
+		memset(turned, 0, (size_t)qs_turned_bytes(operand));
+	for (int64_t o = 0; o < operand->outer; o++)
+		for (int64_t i = 0; i < operand->inner; i++) {
+			const float factor = inverse[i * inner_step + o * outer_step];
+			const uint8_t byte =
+			        quantise(element(operand, o, i), factor, operand->format);
+			if (straight)
+				straight[o * width + i] = byte;
+			if (turned)
+				turned[i * height + o] = byte;
+		}
+}
+
+/* ---- qs_quantise ---------------------------------------------------------------------------- */
+
+static uint32_t amax_of_vector(const struct qs_quantise_operand *operand, int64_t outer)
+{
+	uint32_t most = 0;
+	for (int64_t i = 0; i < operand->inner; i++)
+		most = larger(most, magnitude_of(element(operand, outer, i)));
+	return most;
+}
+
+/* Which vectors a block sees is not part of the contract; here every blocks-th. */
+static void quantise_operand(const struct qs_quantise_operand *operand)
+{
+	uint32_t *partials = (uint32_t *)(uintptr_t)operand->partials;
+	const uint32_t *history = (const uint32_t *)(uintptr_t)operand->history;
+	const uint32_t predicted = history ? *history : 0;
+	const float inverse = inverse_of(float_of(predicted), operand->format);
+	for (uint32_t block = 0; block < operand->blocks[0]; block++) {
+		uint32_t most = 0;
+		for (int64_t o = block; o < operand->outer; o += operand->blocks[0])
+			most = larger(most, amax_of_vector(operand, o));
+		partials[block] = most | predicted >> 16;
+	}
+	if (predicted)
+		cast_operand(operand, &inverse, 0, 0);
+}
+
+static void run_quantise(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	const struct qs_quantise_args *args = params[0];
+	demand_launch(args, 0, grid_x, block_x == QS_QUANTISE_THREADS, QS_KERNEL_QUANTISE);
+	for (int i = 0; i < 2; i++) {
+		const struct qs_quantise_operand *operand = &args->operand[i];
+		if (operand->blocks[0] == 0)
+			continue;
+		demand_partials(operand, QS_KERNEL_QUANTISE);
+		demand(operand->straight || operand->turned, QS_KERNEL_QUANTISE, "no target");
+		demand(operand->blocks[0] <= QS_PARTIALS, QS_KERNEL_QUANTISE, "too many blocks");
+		quantise_operand(operand);
+	}
+}
+
+/* ---- qs_repair ------------------------------------------------------------------------------ */
+
+/* True if casting by the scale of `predicted` keeps amax in the good range. */
+static bool is_good(float predicted, float amax, uint32_t format)
+{
+	const float got = fmaxf(amax, QS_AMAX_FLOOR) * inverse_of(predicted, format);
+	const float most = format_max(format);
+	return predicted != 0 && amax != 0 && got >= most / QS_PREDICTION_LOSS && got <= most;
+}
+
+static void repair_operand(const struct qs_quantise_operand *operand)
+{
+	const uint32_t *partials = (const uint32_t *)(uintptr_t)operand->partials;
+	uint32_t *history = (uint32_t *)(uintptr_t)operand->history, most = 0;
+	const float predicted = float_of(partials[0] << 16);
+	bool good = true;
+	for (uint32_t block = 0; block < operand->blocks[0]; block++) {
+		most = larger(most, partials[block] & 0xffff0000);
+		good = good && partials[block] << 16 == partials[0] << 16;
+	}
+	good = good && is_good(predicted, float_of(most), operand->format);
+	const float inverse = inverse_of(good ? predicted : float_of(most), operand->format);
+	if (!good)
+		cast_operand(operand, &inverse, 0, 0);
+	*(float *)(uintptr_t)operand->scale = 1 / inverse;
+	if (history)
+		*history = most;
+}
+
+static void run_repair(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	const struct qs_quantise_args *args = params[0];
+	demand_launch(args, 1, grid_x, block_x == QS_QUANTISE_THREADS, QS_KERNEL_REPAIR);
+	for (int i = 0; i < 2; i++) {
+		const struct qs_quantise_operand *operand = &args->operand[i];
+		if (operand->blocks[1] == 0)
+			continue;
+		demand_partials(operand, QS_KERNEL_REPAIR);
+		demand(operand->blocks[0] > 0 && operand->blocks[0] <= QS_PARTIALS,
+		       QS_KERNEL_REPAIR, "no partials, or too many");
+		demand(operand->straight || operand->turned, QS_KERNEL_REPAIR, "no target");
+		repair_operand(operand);
+	}
+}
+
+/* ---- a scale for each row or column --------------------------------------------------------- */
+
+/* Writes the scales of `count` maxima and returns their inverses, to be freed. */
+static float *scale_all(const struct qs_quantise_operand *operand, const uint32_t *most,
+                        int64_t count)
+{
+	float *scale = (float *)(uintptr_t)operand->scale;
+	float *inverse = malloc((size_t)count * sizeof *inverse);
+	demand(inverse != NULL, "rows and columns", "no memory");
+	for (int64_t i = 0; i < count; i++) {
+		inverse[i] = inverse_of(float_of(most[i]), operand->format);
+		scale[i] = 1 / inverse[i];
+	}
+	return inverse;
+}
+
+static uint32_t *maxima(int64_t count)
+{
+	uint32_t *most = calloc((size_t)count, sizeof *most);
+	demand(most != NULL, "rows and columns", "no memory");
+	return most;
+}
+
+static void quantise_rows(const struct qs_quantise_operand *operand)
+{
+	uint32_t *most = maxima(operand->outer);
+	for (int64_t o = 0; o < operand->outer; o++)
+		most[o] = amax_of_vector(operand, o);
+	float *inverse = scale_all(operand, most, operand->outer);
+	cast_operand(operand, inverse, 0, 1);
+	free(inverse);
+	free(most);
+}
+
+static void run_quantise_rows(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	const struct qs_quantise_args *args = params[0];
+	demand_launch(args, 0, grid_x, block_x == QS_ROWS_THREADS, QS_KERNEL_QUANTISE_ROWS);
+	for (int i = 0; i < 2; i++) {
+		const struct qs_quantise_operand *operand = &args->operand[i];
+		if (operand->blocks[0] == 0)
+			continue;
+		demand(operand->straight && !operand->turned, QS_KERNEL_QUANTISE_ROWS,
+		       "the target is not straight alone");
+		quantise_rows(operand);
+	}
+}
+
+/* Here a slice is every QS_COLUMN_SLICES-th vector. */
+static void amax_columns(const struct qs_quantise_operand *operand)
+{
+	const int64_t width = qs_k_padded(operand->inner);
+	uint16_t *partials = (uint16_t *)(uintptr_t)operand->partials;
+	memset(partials, 0, (size_t)(width * QS_COLUMN_SLICES) * sizeof *partials);
+	for (int64_t o = 0; o < operand->outer; o++)
+		for (int64_t i = 0; i < operand->inner; i++) {
+			uint16_t *most = &partials[o % QS_COLUMN_SLICES * width + i];
+			const uint32_t magnitude = magnitude_of(element(operand, o, i));
+			*most = (uint16_t)(larger(magnitude, (uint32_t)*most << 16) >> 16);
+		}
+}
+
+static void cast_columns(const struct qs_quantise_operand *operand)
+{
+	const int64_t width = qs_k_padded(operand->inner);
+	const uint16_t *partials = (const uint16_t *)(uintptr_t)operand->partials;
+	uint32_t *most = maxima(operand->inner);
+	for (int64_t i = 0; i < width * QS_COLUMN_SLICES; i++)
+		if (i % width < operand->inner)
+			most[i % width] = larger(most[i % width], (uint32_t)partials[i] << 16);
+	float *inverse = scale_all(operand, most, operand->inner);
+	cast_operand(operand, inverse, 1, 0);
+	free(inverse);
+	free(most);
+}
+
+static void run_columns(const struct qs_quantise_args *args, int turn, const char *kernel)
+{
+	for (int i = 0; i < 2; i++) {
+		const struct qs_quantise_operand *operand = &args->operand[i];
+		if (operand->blocks[turn] == 0)
+			continue;
+		demand_partials(operand, kernel);
+		demand(operand->turned && !operand->straight, kernel,
+		       "the target is not turned alone");
+		if (turn)
+			cast_columns(operand);
+		else
+			amax_columns(operand);
+	}
+}
+
+static void run_amax_columns(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	demand_launch(params[0], 0, grid_x, block_x == QS_QUANTISE_THREADS, QS_KERNEL_AMAX_COLUMNS);
+	run_columns(params[0], 0, QS_KERNEL_AMAX_COLUMNS);
+}
+
+static void run_cast_columns(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	demand_launch(params[0], 1, grid_x, block_x == QS_QUANTISE_THREADS, QS_KERNEL_CAST_COLUMNS);
+	run_columns(params[0], 1, QS_KERNEL_CAST_COLUMNS);
+}
+
+/* ---- the pair qs_amax, qs_cast -------------------------------------------------------------- */
+
+static void demand_pair_operand(const struct qs_cast_operand *operand, const char *kernel)
 {
 	const int64_t k = operand->transpose ? operand->outer : operand->inner;
 	demand(operand->inner > 0 && operand->outer > 0, kernel, "empty operand");
@@ -30,8 +353,8 @@ static void demand_operand(const struct qs_quantise_operand *operand, const char
 	demand(operand->k_padded == qs_k_padded(k), kernel, "k_padded is not k rounded up to 16");
 }
 
-static void demand_launch(const struct qs_quantise_args *args, unsigned grid, int threads_fit,
-                          const char *kernel)
+static void demand_pair_launch(const struct qs_amax_args *args, unsigned grid, int threads_fit,
+                               const char *kernel)
 {
 	demand(grid == args->operand[0].blocks + args->operand[1].blocks, kernel,
 	       "the grid is not the sum of the operands' blocks");
@@ -40,26 +363,24 @@ static void demand_launch(const struct qs_quantise_args *args, unsigned grid, in
 	demand(args->partials && args->partials % 4 == 0, kernel, "partials are not aligned to 4");
 	for (int i = 0; i < 2; i++)
 		if (args->operand[i].blocks)
-			demand_operand(&args->operand[i], kernel);
+			demand_pair_operand(&args->operand[i], kernel);
 }
 
-static const uint16_t *vector_of(const struct qs_quantise_operand *operand, int64_t index)
+static const uint16_t *pair_vector_of(const struct qs_cast_operand *operand, int64_t index)
 {
 	return (const uint16_t *)(uintptr_t)operand->source + index * operand->ld;
 }
 
-static uint32_t *partials_of(const struct qs_quantise_args *args, int operand)
+static uint32_t *pair_partials_of(const struct qs_amax_args *args, int operand)
 {
 	return (uint32_t *)(uintptr_t)args->partials + operand * QS_AMAX_BLOCKS;
 }
 
-/* ---- qs_amax -------------------------------------------------------------------------------- */
-
 /* Bits of the largest finite |x| of one vector, as those of an fp32. Magnitudes of one sign order
  * as their bits do; from 0x7f80 on they are not finite. */
-static uint32_t amax_of_vector(const struct qs_quantise_operand *operand, int64_t index)
+static uint32_t pair_amax_of_vector(const struct qs_cast_operand *operand, int64_t index)
 {
-	const uint16_t *vector = vector_of(operand, index);
+	const uint16_t *vector = pair_vector_of(operand, index);
 	uint32_t most = 0;
 	for (int64_t i = 0; i < operand->inner; i++) {
 		const uint32_t magnitude = vector[i] & 0x7fff;
@@ -70,12 +391,12 @@ static uint32_t amax_of_vector(const struct qs_quantise_operand *operand, int64_
 }
 
 /* Which vectors a block sees is not part of the contract; here every blocks-th. */
-static void amax_of_operand(const struct qs_quantise_operand *operand, uint32_t *partials)
+static void pair_amax_of_operand(const struct qs_cast_operand *operand, uint32_t *partials)
 {
 	for (uint32_t block = 0; block < operand->blocks; block++) {
 		partials[block] = 0;
 		for (int64_t i = block; i < operand->outer; i += operand->blocks) {
-			const uint32_t most = amax_of_vector(operand, i);
+			const uint32_t most = pair_amax_of_vector(operand, i);
 			if (most > partials[block])
 				partials[block] = most;
 		}
@@ -84,18 +405,16 @@ static void amax_of_operand(const struct qs_quantise_operand *operand, uint32_t 
 
 static void run_amax(void *const *params, unsigned grid_x, unsigned block_x)
 {
-	const struct qs_quantise_args *args = params[0];
-	demand_launch(args, grid_x, block_x == QS_AMAX_THREADS, QS_KERNEL_AMAX);
+	const struct qs_amax_args *args = params[0];
+	demand_pair_launch(args, grid_x, block_x == QS_AMAX_THREADS, QS_KERNEL_AMAX);
 	for (int i = 0; i < 2; i++) {
 		demand(args->operand[i].blocks <= QS_AMAX_BLOCKS, QS_KERNEL_AMAX,
 		       "too many blocks");
-		amax_of_operand(&args->operand[i], partials_of(args, i));
+		pair_amax_of_operand(&args->operand[i], pair_partials_of(args, i));
 	}
 }
 
-/* ---- qs_cast -------------------------------------------------------------------------------- */
-
-static float amax_of_partials(const uint32_t *partials, uint32_t count)
+static float amax_of_pair_partials(const uint32_t *partials, uint32_t count)
 {
 	uint32_t most = 0;
 	float amax;
@@ -108,30 +427,20 @@ static float amax_of_partials(const uint32_t *partials, uint32_t count)
 	return amax == 0 ? QS_E4M3_MAX : QS_AMAX_FLOOR;
 }
 
-/* A finite value saturates even where its product overflows, as it can if the maxima given are not
- * those of the matrix. */
-static uint8_t quantise(uint16_t bits, float inverse)
-{
-	const float value = qs_oracle_bf16_to_float(bits), product = value * inverse;
-	if (!isfinite(value))
-		return QS_FP8_NAN;
-	return qs_oracle_float_to_e4m3(fminf(fmaxf(product, -QS_E4M3_MAX), QS_E4M3_MAX));
-}
-
-static void cast_operand(const struct qs_quantise_operand *operand, float amax)
+static void cast_pair_operand(const struct qs_cast_operand *operand, float amax)
 {
 	uint8_t *target = (uint8_t *)(uintptr_t)operand->target;
 	const float inverse = QS_E4M3_MAX / amax;
 	const int64_t k = operand->transpose ? operand->outer : operand->inner;
-	for (int64_t row = 0; row < qs_quantise_rows(operand); row++)
+	for (int64_t row = 0; row < qs_cast_rows(operand); row++)
 		for (int64_t i = k; i < operand->k_padded; i++)
 			target[row * operand->k_padded + i] = 0;
 	for (int64_t outer = 0; outer < operand->outer; outer++)
 		for (int64_t inner = 0; inner < operand->inner; inner++) {
 			const int64_t row = operand->transpose ? inner : outer;
 			const int64_t column = operand->transpose ? outer : inner;
-			target[row * operand->k_padded + column] =
-			        quantise(vector_of(operand, outer)[inner], inverse);
+			target[row * operand->k_padded + column] = quantise(
+			        pair_vector_of(operand, outer)[inner], inverse, QS_FP8_E4M3);
 		}
 	*(float *)(uintptr_t)operand->scale = amax / QS_E4M3_MAX;
 }
@@ -139,9 +448,9 @@ static void cast_operand(const struct qs_quantise_operand *operand, float amax)
 static void run_cast(void *const *params, unsigned grid_x, unsigned block_x)
 {
 	const struct qs_cast_args *args = params[0];
-	demand_launch(&args->quantise, grid_x, block_x == QS_CAST_THREADS, QS_KERNEL_CAST);
+	demand_pair_launch(&args->quantise, grid_x, block_x == QS_CAST_THREADS, QS_KERNEL_CAST);
 	for (int i = 0; i < 2; i++) {
-		const struct qs_quantise_operand *operand = &args->quantise.operand[i];
+		const struct qs_cast_operand *operand = &args->quantise.operand[i];
 		if (operand->blocks == 0)
 			continue;
 		demand(operand->target && operand->target % 16 == 0, QS_KERNEL_CAST,
@@ -150,13 +459,19 @@ static void run_cast(void *const *params, unsigned grid_x, unsigned block_x)
 		       "scale is not aligned to 4");
 		demand(args->partial_blocks[i] > 0 && args->partial_blocks[i] <= QS_AMAX_BLOCKS,
 		       QS_KERNEL_CAST, "no partials, or too many");
-		cast_operand(operand, amax_of_partials(partials_of(&args->quantise, i),
-		                                       args->partial_blocks[i]));
+		cast_pair_operand(operand,
+		                  amax_of_pair_partials(pair_partials_of(&args->quantise, i),
+		                                        args->partial_blocks[i]));
 	}
 }
 
 const struct qs_oracle_kernel qs_oracle_kernels[] = {
-        {QS_KERNEL_AMAX, run_amax, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_QUANTISE, run_quantise, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_REPAIR, run_repair, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_QUANTISE_ROWS, run_quantise_rows, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_AMAX_COLUMNS, run_amax_columns, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_CAST_COLUMNS, run_cast_columns, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_AMAX, run_amax, {sizeof(struct qs_amax_args)}},
         {QS_KERNEL_CAST, run_cast, {sizeof(struct qs_cast_args)}},
         {0},
 };

@@ -776,7 +776,8 @@ static bool misaligned(const struct question *q)
 	for (int i = 0; i < 4; i++)
 		if (pointers[i] % (q->narrow ? 16 : sc_type_size(q->layout[i]->type)))
 			return true;
-	return false;
+	/* seen with cuBLASLt 13.1 on sm_90: status 15 for scales 4 bytes apart */
+	return q->narrow && (p->scale[0] % 16 || p->scale[1] % 16);
 }
 
 /* Pointers and scalars. C is not looked at where a host beta is zero. */

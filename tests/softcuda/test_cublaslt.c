@@ -181,7 +181,7 @@ END_TEST
 START_TEST(fp8_products_match_fp64_and_apply_the_scales)
 {
 	static const cudaDataType types[][2] = {{E4, E4}, {E4, E5}, {E5, E4}};
-	float scales[2] = {0.5f, 4};
+	float scales[5] = {0.5f, [4] = 4}; /* 16 bytes apart */
 	for (int i = 0; i < 3; i++)
 		for (int out = 0; out < 3; out++) {
 			prepare(types[i][0], types[i][1],
@@ -191,7 +191,7 @@ START_TEST(fp8_products_match_fp64_and_apply_the_scales)
 			        true, false, 32, 16, 48);
 			float *on_device = device_copy(scales, sizeof scales);
 			set_pointer(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, on_device);
-			set_pointer(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, on_device + 1);
+			set_pointer(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, on_device + 4);
 			call.beta = 0.5f;
 			ck_answers(OK);
 			call.alpha = 2; /* what the scales come to */
@@ -464,6 +464,17 @@ START_TEST(old_libraries_and_old_devices_have_no_fp8)
 }
 END_TEST
 
+START_TEST(scale_pointers_are_aligned_to_16_bytes)
+{
+	prepare_fp8();
+	set_pointer(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (char *)device(32) + 4);
+	ck_assert_int_eq(run(), UNSUPPORTED);
+	prepare_fp8();
+	set_pointer(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (char *)device(32) + 8);
+	ck_assert_int_eq(run(), UNSUPPORTED);
+}
+END_TEST
+
 START_TEST(scales_belong_to_fp8_operands_only)
 {
 	prepare(BF, BF, BF, true, false, 32, 16, 48);
@@ -618,6 +629,7 @@ int main(void)
 	tcase_add_test(tests, outer_vectors_scale_rows_and_columns);
 	tcase_add_test(tests, outer_vectors_need_m_to_be_a_multiple_of_4);
 	tcase_add_test(tests, old_libraries_and_old_devices_have_no_fp8);
+	tcase_add_test(tests, scale_pointers_are_aligned_to_16_bytes);
 	tcase_add_test(tests, scales_belong_to_fp8_operands_only);
 	tcase_add_test(tests, an_algorithm_serves_only_the_types_it_was_chosen_for);
 	tcase_add_test(tests, an_algorithm_needs_its_workspace_and_scribbles_over_it);
