@@ -54,7 +54,6 @@ struct gpu {
 	int l2;                      /* bytes of its L2 cache */
 	CUfunction quantise, repair; /* kernels/quantise.cu   */
 	CUfunction rows, amax_columns, cast_columns;
-	CUfunction amax, cast;
 };
 
 static struct gpu gpu;
@@ -117,8 +116,6 @@ static inline void gpu_open(void)
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.rows, module, QS_KERNEL_QUANTISE_ROWS));
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.amax_columns, module, QS_KERNEL_AMAX_COLUMNS));
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.cast_columns, module, QS_KERNEL_CAST_COLUMNS));
-	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.amax, module, QS_KERNEL_AMAX));
-	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.cast, module, QS_KERNEL_CAST));
 }
 
 /* Ends the program with status 77, which means skipped, if there is no GPU. Asks in a child: a

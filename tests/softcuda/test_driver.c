@@ -277,8 +277,8 @@ START_TEST(kernels_of_the_oracle_are_found_and_others_are_not)
 	CUmodule module;
 	CUfunction f;
 	start();
-	function("qs_amax");
-	function("qs_cast");
+	function("qs_quantise");
+	function("qs_repair");
 	ck_cuda(cuModuleLoadData(&module, "image"));
 	ck_assert_int_eq(cuModuleGetFunction(&f, module, "qs_nothing"), CUDA_ERROR_NOT_FOUND);
 	softcuda_set("fail_module", CUDA_ERROR_INVALID_IMAGE);

@@ -329,8 +329,6 @@ START_TEST(every_kernel_has_a_reference_with_the_size_of_its_argument)
 		ck_assert_uint_eq(kernel_named(names[i])->param_bytes[0], 176);
 		ck_assert_uint_eq(kernel_named(names[i])->param_bytes[1], 0);
 	}
-	ck_assert_uint_eq(kernel_named(QS_KERNEL_AMAX)->param_bytes[0], 136);
-	ck_assert_uint_eq(kernel_named(QS_KERNEL_CAST)->param_bytes[0], 144);
 }
 END_TEST
 
@@ -839,46 +837,6 @@ START_TEST(a_row_gets_the_threads_that_hold_it)
 }
 END_TEST
 
-/* ---- the pair qs_amax, qs_cast -------------------------------------------------------------- */
-
-/* Runs the pair over one operand, into its straight or turned target. */
-static void run_pair(struct bench *bench, uint32_t transpose, uint32_t blocks)
-{
-	const int64_t k = transpose ? bench->operand.outer : bench->operand.inner;
-	struct qs_cast_args args = {.partial_blocks = {blocks}};
-	args.quantise.partials = bench->operand.partials;
-	args.quantise.operand[0] = (struct qs_cast_operand){
-	        .source = bench->operand.source,
-	        .target = transpose ? bench->operand.turned : bench->operand.straight,
-	        .scale = bench->operand.scale,
-	        .ld = bench->operand.ld,
-	        .inner = bench->operand.inner,
-	        .outer = bench->operand.outer,
-	        .k_padded = qs_k_padded(k),
-	        .transpose = transpose,
-	        .blocks = blocks,
-	};
-	kernel_named(QS_KERNEL_AMAX)->run((void *[]){&args.quantise}, blocks, QS_AMAX_THREADS);
-	kernel_named(QS_KERNEL_CAST)->run((void *[]){&args}, blocks, QS_CAST_THREADS);
-}
-
-START_TEST(the_pair_moves_the_largest_magnitude_to_448)
-{
-	for (uint32_t blocks = 1; blocks < 5; blocks++) {
-		fill(&one, 7, 3, 9, 0.25f);
-		put(&one, 1, 2, qs_oracle_float_to_bf16(-3.5f));
-		run_pair(&one, 0, blocks);
-		run_pair(&one, 1, blocks);
-		ck_assert_float_eq(one.scale[0], 3.5f / 448);
-		ck_assert_uint_eq(straight(&one, 1, 2), 0xfe);
-		ck_assert_uint_eq(turned(&one, 1, 2), 0xfe);
-		ck_assert_uint_eq(straight(&one, 0, 0), 0x60); /* 32 */
-		ck_assert_uint_eq(straight(&one, 0, 7), 0);
-		ck_assert_uint_eq(turned(&one, 3, 0), 0);
-	}
-}
-END_TEST
-
 START_TEST(k_is_padded_to_the_next_multiple_of_16)
 {
 	const int64_t k[] = {1, 15, 16, 17, 4096, ((int64_t)1 << 40) + 1};
@@ -957,7 +915,6 @@ static TCase *launches(void)
 	tcase_add_test(tests, the_number_of_blocks_changes_nothing);
 	tcase_add_test(tests, two_operands_of_a_launch_do_not_mix);
 	tcase_add_test(tests, an_operand_without_blocks_is_skipped);
-	tcase_add_test(tests, the_pair_moves_the_largest_magnitude_to_448);
 	tcase_set_timeout(tests, 60);
 	return tests;
 }
