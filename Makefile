@@ -13,7 +13,7 @@ ifeq ($(origin AR),default)
 AR := gcc-ar
 endif
 CFLAGS    ?= -O2 -g
-NVCCFLAGS ?= -O3 -lineinfo
+NVCCFLAGS ?= -O3
 
 comma := ,
 
@@ -38,7 +38,7 @@ GPUS     := 80 89 90a 100 120
 GPU_CODE := $(if $(NVCC),$(shell $(NVCC) --list-gpu-code))
 GPUS     := $(foreach gpu,$(GPUS),$(if $(filter sm_$(gpu:a=),$(GPU_CODE)),$(gpu)))
 GENCODE  := $(foreach gpu,$(GPUS),-gencode arch=compute_$(gpu),code=sm_$(gpu)) \
-            -gencode arch=compute_80,code=compute_80
+            $(foreach gpu,80 89,-gencode arch=compute_$(gpu),code=compute_$(gpu))
 
 # Commands are shown short; `make V=1` shows them whole.
 ifdef V
