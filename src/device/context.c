@@ -102,6 +102,12 @@ static void load_kernels(struct qs_context *context)
 		error = load_function(module, QS_KERNEL_QUANTISE, &context->quantise);
 	if (!error)
 		error = load_function(module, QS_KERNEL_REPAIR, &context->repair);
+	if (!error)
+		error = load_function(module, QS_KERNEL_QUANTISE_ROWS, &context->rows);
+	if (!error)
+		error = load_function(module, QS_KERNEL_AMAX_COLUMNS, &context->amax_columns);
+	if (!error)
+		error = load_function(module, QS_KERNEL_CAST_COLUMNS, &context->cast_columns);
 	if (error)
 		fail(context, "loading the kernels", error);
 	else

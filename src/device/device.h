@@ -106,6 +106,7 @@ struct qs_context {
 	uint64_t turn;        /* counts requests for scratch, under lock                */
 	CUfunction quantise;  /* kernels of quantise.cu                                 */
 	CUfunction repair;
+	CUfunction rows, amax_columns, cast_columns;
 	CUdeviceptr history;   /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
 	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
 	const char *detail;    /* what failed, or NULL                                   */

@@ -50,7 +50,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 {
 	const struct qs_key *key = &g->key;
 	const struct qs_lt_operands operands = {
-	        .type = CUDA_R_16BF,
+	        .type = {CUDA_R_16BF, CUDA_R_16BF},
 	        .ta = (cublasOperation_t)key->ta,
 	        .tb = (cublasOperation_t)key->tb,
 	        .k = key->k,

@@ -1,4 +1,5 @@
-/* The fp8 engine: both operands quantised to e4m3 with one scale each, the product by cuBLASLt.
+/* The fp8 engine: both operands quantised, with one scale each or one for each row along K, the
+ * product by cuBLASLt.
  *
  * cuBLASLt takes fp8 operands on Ada and Hopper only as op(A) = T, op(B) = N, so both are written
  * with K contiguous (and zero-padded to 16), transposed while being cast where the program has them
@@ -14,8 +15,25 @@
 /* One product in one context, complete but for the pointers. */
 struct fp8 {
 	struct qs_lt *lt;
-	struct qs_operands operands; /* quantisation and scratch layout */
+	struct qs_operands operands; /* quantisation and scratch layout                   */
+	bool rows;                   /* a scale for each row along K, not one an operand  */
 };
+
+/* Bytes of scratch; `both` as for qs_operands_total(). */
+static size_t total_of(const struct fp8 *fp8, bool both)
+{
+	return fp8->rows ? qs_rows_total(&fp8->operands) : qs_operands_total(&fp8->operands, both);
+}
+
+static CUresult make_operands(struct fp8 *fp8, const struct qs_gemm *g,
+                              const struct qs_context *context, const struct qs_stream *stream,
+                              struct qs_scratch *scratch, bool reuse, struct qs_pair *pair)
+{
+	const void *const source[2] = {g->a, g->b};
+	if (fp8->rows)
+		return qs_rows_make(&fp8->operands, context, stream, scratch, source, pair);
+	return qs_operands_make(&fp8->operands, context, stream, scratch, source, reuse, pair);
+}
 
 static const void *host(CUdeviceptr p)
 {
@@ -54,9 +72,7 @@ struct conversion {
 static int convert(void *data)
 {
 	struct conversion *c = data;
-	const void *const source[2] = {c->g->a, c->g->b};
-	return (int)qs_operands_make(&c->fp8->operands, c->context, c->stream, c->scratch, source,
-	                             false, &c->pair);
+	return (int)make_operands(c->fp8, c->g, c->context, c->stream, c->scratch, false, &c->pair);
 }
 
 /* Chooses the algorithm, and where the policy leaves the choice to us says whether fp8 pays. What
@@ -86,8 +102,7 @@ static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_
                             struct qs_failure *failure)
 {
 	enum qs_reason why;
-	struct qs_scratch *scratch =
-	        qs_scratch_lock(context, stream, qs_operands_total(&fp8->operands, true), &why);
+	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total_of(fp8, true), &why);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;
 	struct conversion conversion = {fp8, g, context, stream, scratch, {.bytes = 0}};
@@ -104,39 +119,59 @@ static void destroy(struct fp8 *fp8)
 	free(fp8);
 }
 
+/* The gradient is operand B of dgrad and wgrad; cuBLASLt takes e5m2 on one side only. */
+static uint32_t format_of_b(const struct qs_key *key, const struct qs_choice *choice)
+{
+	bool gradient = key->role == QS_ROLE_DGRAD || key->role == QS_ROLE_WGRAD;
+	return gradient && choice->format == QS_FORMAT_E5M2 ? QS_FP8_E5M2 : QS_FP8_E4M3;
+}
+
 /* Fast accumulation (no promotion to fp32 within a tile) is worth 10 % and is what every trainer
  * uses forward and none backward; where the role is unknown the accurate form is used. */
-static struct qs_lt *make_product(const struct qs_gemm *g, int64_t k_padded,
+static struct qs_lt *make_product(const struct fp8 *fp8, const struct qs_gemm *g,
                                   struct qs_failure *failure)
 {
+	const bool e5m2 = fp8->operands.shape[1].format == QS_FP8_E5M2;
 	const struct qs_lt_operands operands = {
-	        .type = CUDA_R_8F_E4M3,
+	        .type = {CUDA_R_8F_E4M3, e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3},
 	        .ta = CUBLAS_OP_T,
 	        .tb = CUBLAS_OP_N,
-	        .k = k_padded,
-	        .lda = k_padded,
-	        .ldb = k_padded,
+	        .k = fp8->operands.k_padded,
+	        .lda = fp8->operands.k_padded,
+	        .ldb = fp8->operands.k_padded,
+	        .rows = fp8->rows,
 	        .fast = g->key.role == QS_ROLE_FWD,
 	};
 	return qs_lt_create(g, &operands, failure);
+}
+
+/* Scales by row: Hopper only, from cuBLASLt 12.9 on. */
+static bool check_rows(const struct qs_gemm *g, const struct qs_context *context,
+                       struct qs_failure *failure)
+{
+	if (context->cc != 90)
+		return qs_failed(failure, QS_REASON_ARCH, "scale = row needs Hopper");
+	if (g->library->version < 120900)
+		return qs_failed(failure, QS_REASON_CUBLASLT_OLD, "scale = row needs 12.9");
+	return true;
 }
 
 static void *prepare(const struct qs_gemm *g, struct qs_context *context,
                      const struct qs_stream *stream, const struct qs_choice *choice,
                      struct qs_failure *failure)
 {
-	if (choice->scaling == QS_SCALING_ROW || choice->format == QS_FORMAT_E5M2) {
-		qs_failed(failure, QS_REASON_UNAVAILABLE, "%s",
-		          choice->scaling == QS_SCALING_ROW ? "scale = row" : "format = e5m2");
+	const bool rows = choice->scaling == QS_SCALING_ROW;
+	if (rows && !check_rows(g, context, failure))
 		return NULL;
-	}
 	struct fp8 *fp8 = calloc(1, sizeof *fp8);
 	if (!fp8) {
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");
 		return NULL;
 	}
 	qs_operands_plan(&fp8->operands, &g->key, QS_LT_WORKSPACE);
-	fp8->lt = make_product(g, fp8->operands.k_padded, failure);
+	fp8->operands.shape[1].format = format_of_b(&g->key, choice);
+	fp8->rows = rows;
+	fp8->lt = make_product(fp8, g, failure);
 	bool must_win = choice->action == QS_ACTION_AUTO || !choice->eager;
 	if (!fp8->lt || !tune_in_scratch(fp8, g, context, stream, must_win, failure)) {
 		destroy(fp8);
@@ -162,9 +197,7 @@ static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_con
                    struct qs_failure *failure)
 {
 	struct qs_pair pair;
-	const void *const source[2] = {g->a, g->b};
-	CUresult error = qs_operands_make(&fp8->operands, context, stream, scratch, source,
-	                                  may_reuse(), &pair);
+	CUresult error = make_operands(fp8, g, context, stream, scratch, may_reuse(), &pair);
 	if (error)
 		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
 	struct qs_lt_call call = call_of(g, stream, scratch, &pair);
@@ -184,8 +217,8 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 {
 	struct fp8 *fp8 = state;
 	enum qs_reason why;
-	size_t total = qs_operands_total(&fp8->operands, !stream->capturing);
-	size_t least = qs_operands_total(&fp8->operands, false);
+	size_t total = total_of(fp8, !stream->capturing);
+	size_t least = total_of(fp8, false);
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total, &why);
 	if (!scratch && least < total)
 		scratch = qs_scratch_lock(context, stream, total = least, &why);

@@ -4,6 +4,11 @@
 
 #include <stdlib.h>
 
+/* Of cuBLASLt 12.9 and newer; named here so that older toolkits build this. */
+#define A_SCALE_MODE  ((cublasLtMatmulDescAttributes_t)31)
+#define B_SCALE_MODE  ((cublasLtMatmulDescAttributes_t)32)
+#define OUTER_VEC_32F 3
+
 void qs_lt_destroy(struct qs_lt *lt)
 {
 	const struct qs_library *library = lt->library;
@@ -29,6 +34,7 @@ static cublasStatus_t make_desc(struct qs_lt *lt, const struct qs_key *key,
 	const int32_t ta = operands->ta, tb = operands->tb, epilogue = key->epilogue;
 	const int32_t bias_type = key->bias_type;
 	const int8_t fast = operands->fast;
+	const int32_t rows = OUTER_VEC_32F;
 	cublasStatus_t status =
 	        lt->library->cublasLtMatmulDescCreate(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
 	if (!status)
@@ -39,6 +45,10 @@ static cublasStatus_t make_desc(struct qs_lt *lt, const struct qs_key *key,
 		status = set(lt, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
 	if (!status)
 		status = set(lt, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+	if (!status && operands->rows)
+		status = set(lt, A_SCALE_MODE, &rows, sizeof rows);
+	if (!status && operands->rows)
+		status = set(lt, B_SCALE_MODE, &rows, sizeof rows);
 	if (!status && key->bias_type != QS_TYPE_NONE)
 		status = set(lt, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
 	return status;
@@ -60,10 +70,10 @@ static cublasStatus_t make_layouts(struct qs_lt *lt, const struct qs_key *key,
 	const cudaDataType type = (cudaDataType)key->dtype;
 	const bool has_c = key->beta != QS_SCALAR_ZERO;
 	cublasStatus_t status =
-	        make_operand(lt, &lt->a, operands->type, operands->ta != CUBLAS_OP_N, operands->k,
-	                     key->m, operands->lda);
+	        make_operand(lt, &lt->a, operands->type[0], operands->ta != CUBLAS_OP_N,
+	                     operands->k, key->m, operands->lda);
 	if (!status)
-		status = make_operand(lt, &lt->b, operands->type, operands->tb == CUBLAS_OP_N,
+		status = make_operand(lt, &lt->b, operands->type[1], operands->tb == CUBLAS_OP_N,
 		                      operands->k, key->n, operands->ldb);
 	if (!status)
 		status = library->cublasLtMatrixLayoutCreate(&lt->c, type, m, n,
@@ -83,7 +93,7 @@ static cublasStatus_t set_preference(const struct qs_library *library, const str
 	        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
 	        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 	};
-	const bool ours = operands->type != CUDA_R_16BF;
+	const bool ours = operands->type[0] != CUDA_R_16BF;
 	const uint32_t align[] = {ours                      ? 256
 	                          : key->align & QS_ALIGN_A ? 16
 	                                                    : 2,
@@ -143,7 +153,7 @@ static cublasStatus_t set_pointers(const struct qs_lt *lt, const struct qs_lt_ca
 struct qs_lt *qs_lt_create(const struct qs_gemm *g, const struct qs_lt_operands *operands,
                            struct qs_failure *failure)
 {
-	const void *scale = operands->type == CUDA_R_16BF ? NULL : g->d;
+	const void *scale = operands->type[0] == CUDA_R_16BF ? NULL : g->d;
 	struct qs_lt *lt = calloc(1, sizeof *lt);
 	if (!lt) {
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");

@@ -19,10 +19,11 @@
 
 /* What the two operands are; everything else is the program's own. */
 struct qs_lt_operands {
-	cudaDataType type; /* of both                                        */
+	cudaDataType type[2]; /* of A and B                                        */
 	cublasOperation_t ta, tb;
 	int64_t k;        /* elements, padding included                     */
 	int64_t lda, ldb; /* elements                                       */
+	bool rows;        /* fp8: a scale for each row along K, not one a matrix   */
 	bool fast;        /* fp8: accumulate without promotion to fp32      */
 };
 

@@ -6,6 +6,7 @@
  * wgrad, and one X for the products of a layer that follow each other.
  *
  * quantise.c  qs_operands_plan qs_operands_total qs_operands_launch
+ * rows.c      qs_rows_total qs_rows_make
  * reuse.c     qs_operands_make qs_operands_wrote qs_operands_forget
  */
 #ifndef QS_OPERAND_OPERAND_H
@@ -17,7 +18,7 @@
 
 /* How both operands of one product are quantised: everything but the pointers. */
 struct qs_operands {
-	struct qs_quantise_operand shape[2]; /* ld, inner, outer; the rest is zero              */
+	struct qs_quantise_operand shape[2]; /* ld, inner, outer, format; the rest is zero      */
 	bool turned[2];       /* the product takes the matrix transposed to its source        */
 	_Atomic bool both[2]; /* the other orientation was asked for right after this product */
 	int64_t k_padded;     /* bytes of a quantised row, K rounded up to 16                 */
@@ -61,6 +62,12 @@ CUresult qs_operands_launch(const struct qs_context *context, CUstream stream,
 CUresult qs_operands_make(struct qs_operands *operands, const struct qs_context *context,
                           const struct qs_stream *stream, struct qs_scratch *scratch,
                           const void *const source[2], bool reuse, struct qs_pair *pair);
+/* The same with a scale for each row along K, always made anew; what the block held is forgotten.
+ */
+size_t qs_rows_total(const struct qs_operands *operands);
+CUresult qs_rows_make(const struct qs_operands *operands, const struct qs_context *context,
+                      const struct qs_stream *stream, struct qs_scratch *scratch,
+                      const void *const source[2], struct qs_pair *pair);
 /* A product of ours writes the bytes [first, end): what was made from them is forgotten. To be
  * called after each product, with the scratch still locked. */
 void qs_operands_wrote(struct qs_scratch *scratch, const void *first, const void *end);

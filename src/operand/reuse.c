@@ -15,6 +15,7 @@
 /* A quantised matrix in the block. */
 struct made {
 	const void *source;
+	uint32_t format;              /* QS_FP8_*                                        */
 	int64_t ld, inner, outer;     /* of the source                                    */
 	CUdeviceptr straight, turned; /* 0 = that orientation was not made                */
 	CUdeviceptr scale;
@@ -85,7 +86,8 @@ static struct made *find(struct contents *contents, const struct qs_quantise_ope
 	for (int i = 0; i < MADE_MAX; i++) {
 		struct made *made = &contents->made[i];
 		if (!made->valid || made->source != source || made->ld != shape->ld ||
-		    made->inner != shape->inner || made->outer != shape->outer)
+		    made->inner != shape->inner || made->outer != shape->outer ||
+		    made->format != shape->format)
 			continue;
 		if (made->epoch != qs_epoch_now() || !is_plain_device_memory(source))
 			continue;
@@ -138,7 +140,6 @@ static void fill(struct qs_quantise_operand *operand, const struct made *made, C
 	operand->scale = made->scale;
 	operand->partials = partials;
 	operand->history = history_of(context, operand, source);
-	operand->format = QS_FP8_E4M3;
 	qs_quantise_plan(operand, context->sms);
 }
 
@@ -179,6 +180,7 @@ static CUresult make(struct qs_operands *operands, const struct qs_context *cont
 		place(made, operands, i, &parts, half, &offset, others);
 		fill(&args.operand[i], made, parts.partials[i], source[i], context);
 		made->source = source[i];
+		made->format = args.operand[i].format;
 		made->ld = args.operand[i].ld;
 		made->inner = args.operand[i].inner;
 		made->outer = args.operand[i].outer;

@@ -5,10 +5,12 @@
 #include "plan/plan.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "intercept/intercept.h"
+#include "operand/operand.h"
 
 enum {
 	COLD,
@@ -29,6 +31,8 @@ static void at_exit(void)
 	if (atomic_load(&state) != READY || getpid() != pid)
 		return;
 	qs_policy_report_unused(process.policy);
+	qs_message(QS_LOG_INFO, "operands: %" PRIu64 " quantised, %" PRIu64 " used again",
+	           qs_operands_made(), qs_operands_reused());
 	qs_epoch_report();
 	qs_note_summary();
 }

@@ -11,6 +11,8 @@
 #define LEAST_DB 26.0 /* two e4m3 operands with one scale each and random normal values give 28 */
 
 static const char *const fp8[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8", NULL};
+static const char *const by_row[] = {
+        "QSHIM_SET=tune.budget_ms=0;default.action=fp8;default.scale=row", NULL};
 
 static const struct product products[] = {
         {.name = "TN", .ta = T_, .tb = N_, .m = 64, .n = 48, .k = 128},
@@ -286,13 +288,13 @@ static int scene_product(int argc, char **argv)
 const struct scene scenes[] = {{"product", scene_product}, {NULL, NULL}};
 
 /* Runs row `index` under the shim and proves that fp8 served it. */
-static void serve(struct outcome *outcome, int table, int index)
+static void serve_with(struct outcome *outcome, const char *const *env, int table, int index)
 {
 	char which[16], row[16];
 	const char *name = tables[table][index].name;
 	snprintf(which, sizeof which, "%d", table);
 	snprintf(row, sizeof row, "%d", index);
-	run_scene(outcome, SHIMMED, fp8, "product", which, row, NULL);
+	run_scene(outcome, SHIMMED, env, "product", which, row, NULL);
 	ck_assert_msg(outcome->exit == 0, "%s: exit %d: %s", name, outcome->exit, outcome->err);
 	const struct decision *decision = only_decision(outcome);
 	ck_assert_msg(!strcmp(decision->action, "fp8") && !strcmp(decision->reason, "rule"),
@@ -307,7 +309,34 @@ static void serve(struct outcome *outcome, int table, int index)
 	ck_assert_msg(printed(outcome, "padding") == 1, "%s: wrote between the columns of D", name);
 }
 
+static void serve(struct outcome *outcome, int table, int index)
+{
+	serve_with(outcome, fp8, table, index);
+}
+
 static struct outcome outcome;
+
+START_TEST(row_scaled_product_is_within_26_dB_of_fp64)
+{
+	serve_with(&outcome, by_row, 0, _i);
+	double sqnr = printed(&outcome, "sqnr");
+	ck_assert_msg(sqnr >= LEAST_DB && sqnr < 45.0, "%s: %.2f dB", products[_i].name, sqnr);
+}
+END_TEST
+
+START_TEST(row_scaled_value_spoils_exactly_its_row_of_D)
+{
+	serve_with(&outcome, by_row, 1, _i);
+	ck_assert_msg(printed(&outcome, "spoilt") == 1, "%s", planted[_i].name);
+	ck_assert_msg(printed(&outcome, "sqnr") >= LEAST_DB, "%s", planted[_i].name);
+}
+END_TEST
+
+START_TEST(row_scaled_zero_operand_is_served)
+{
+	serve_with(&outcome, by_row, 2, _i);
+}
+END_TEST
 
 START_TEST(fp8_product_is_within_26_dB_of_fp64)
 {
@@ -358,6 +387,9 @@ int main(int argc, char **argv)
 	Suite *suite = suite_create("fp8 products");
 	TCase *tcase = tcase_create("products");
 	tcase_set_timeout(tcase, 120);
+	tcase_add_loop_test(tcase, row_scaled_product_is_within_26_dB_of_fp64, 0, COUNT(products));
+	tcase_add_loop_test(tcase, row_scaled_value_spoils_exactly_its_row_of_D, 0, COUNT(planted));
+	tcase_add_loop_test(tcase, row_scaled_zero_operand_is_served, 0, COUNT(zeros));
 	tcase_add_loop_test(tcase, fp8_product_is_within_26_dB_of_fp64, 0, COUNT(products));
 	tcase_add_loop_test(tcase, planted_value_spoils_exactly_its_row_of_D, 0, COUNT(planted));
 	tcase_add_loop_test(tcase, zero_operand_gives_exactly_beta_C, 0, COUNT(zeros));

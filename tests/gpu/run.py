@@ -23,6 +23,7 @@ PARENT = None  # starts children with and without the preload by itself
 
 PROGRAMS = {
     "torch_products": FP8,
+    "torch_rows": {"QSHIM_SET": "default.action=fp8;default.scale=row"},
     "torch_compile": FP8,
     "torch_graph": FP8,
     "torch_streams_threads": FP8,
@@ -32,6 +33,7 @@ PROGRAMS = {
     "cupy_matmul": FP8,
     "epoch_profiler": PARENT,
     "off_identical": PARENT,
+    "llama_reuse": PARENT,
     "gpt_ab": PARENT,
 }
 

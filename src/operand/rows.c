@@ -1,0 +1,85 @@
+/* Both operands quantised with a scale for each row along K: rows of the source that are rows of
+ * the output in one pass, columns in two. Nothing is used again: the scales are of one orientation
+ * only, and a row's maximum costs no second look at memory.
+ */
+#include "operand/operand.h"
+
+#define ALIGNMENT 256
+
+static size_t align(size_t offset)
+{
+	return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Offsets of one operand's parts from the start of its share of the block. */
+struct share {
+	size_t scale, partials, end;
+};
+
+static struct share share_of(const struct qs_operands *operands, int i)
+{
+	const struct qs_quantise_operand *shape = &operands->shape[i];
+	const bool turned = operands->turned[i];
+	const int64_t rows = turned ? shape->inner : shape->outer;
+	struct share share;
+	share.scale = qs_operand_bytes(operands, i, turned);
+	share.partials = share.scale + align((size_t)rows * sizeof(float));
+	share.end = share.partials + align(turned ? (size_t)qs_partials_bytes(shape) : 0);
+	return share;
+}
+
+size_t qs_rows_total(const struct qs_operands *operands)
+{
+	return operands->base + share_of(operands, 0).end + share_of(operands, 1).end;
+}
+
+static CUresult launch(CUfunction function, const struct qs_quantise_args *args, int which,
+                       bool turned, unsigned threads, CUstream stream)
+{
+	struct qs_quantise_args mine = *args;
+	unsigned blocks = 0;
+	void *arguments[] = {&mine};
+	for (int i = 0; i < 2; i++) {
+		if (turned != (args->operand[i].turned != 0))
+			mine.operand[i].blocks[0] = mine.operand[i].blocks[1] = 0;
+		blocks += mine.operand[i].blocks[which];
+	}
+	if (!blocks)
+		return CUDA_SUCCESS;
+	return qs_driver_get()->cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream,
+	                                       arguments, NULL);
+}
+
+CUresult qs_rows_make(const struct qs_operands *operands, const struct qs_context *context,
+                      const struct qs_stream *stream, struct qs_scratch *scratch,
+                      const void *const source[2], struct qs_pair *pair)
+{
+	struct qs_quantise_args args = {.operand = {operands->shape[0], operands->shape[1]}};
+	CUdeviceptr at = scratch->base + operands->base;
+	*pair = (struct qs_pair){.bytes = 0};
+	for (int i = 0; i < 2; i++) {
+		struct qs_quantise_operand *operand = &args.operand[i];
+		const struct share share = share_of(operands, i);
+		operand->source = (uint64_t)(uintptr_t)source[i];
+		*(operands->turned[i] ? &operand->turned : &operand->straight) = at;
+		operand->scale = at + share.scale;
+		operand->partials = operands->turned[i] ? at + share.partials : 0;
+		if (operands->turned[i])
+			qs_columns_plan(operand, context->sms);
+		else
+			qs_rows_plan(operand, context->sms);
+		pair->data[i] = at;
+		pair->scale[i] = operand->scale;
+		pair->bytes += qs_operand_bytes(operands, i, operands->turned[i]);
+		at += share.end;
+	}
+	qs_operands_forget(scratch);
+	CUresult error = launch(context->rows, &args, 0, false, QS_ROWS_THREADS, stream->handle);
+	if (!error)
+		error = launch(context->amax_columns, &args, 0, true, QS_QUANTISE_THREADS,
+		               stream->handle);
+	if (!error)
+		error = launch(context->cast_columns, &args, 1, true, QS_QUANTISE_THREADS,
+		               stream->handle);
+	return error;
+}
