@@ -71,23 +71,40 @@ static CUresult load_function(CUmodule module, const char *name, CUfunction *fun
 	return error;
 }
 
-/* Without it the kernels measure before they cast: slower, not wrong. The copy waits, so that the
- * zeros are there before any stream's work, whatever its kind. */
+/* Zeroes memory before any stream's work, on a stream of its own: the legacy stream would wait for
+ * the program's, and spoil a capture elsewhere. */
+static CUresult zero(CUdeviceptr words, size_t count)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	CUstream stream;
+	CUresult error = cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+	if (error)
+		return error;
+	error = cu->cuMemsetD32Async(words, 0, count, stream);
+	if (!error)
+		error = cu->cuStreamSynchronize(stream);
+	cu->cuStreamDestroy_v2(stream);
+	return error;
+}
+
+/* Without it the kernels measure before they cast: slower, not wrong. */
 static void make_history(struct qs_context *context)
 {
-	static const uint32_t zeros[QS_HISTORY_SLOTS];
+	const size_t bytes = QS_HISTORY_SLOTS * sizeof(uint32_t);
 	const struct qs_driver *cu = qs_driver_get();
 	CUdeviceptr history = 0;
-	CUresult error = cu->cuMemAlloc_v2(&history, sizeof zeros);
+	CUresult error = cu->cuMemAlloc_v2(&history, bytes);
 	if (!error)
-		error = cu->cuMemcpyHtoD_v2(history, zeros, sizeof zeros);
+		error = zero(history, QS_HISTORY_SLOTS);
 	if (error) {
 		qs_message(QS_LOG_CACHE, "no memory for predictions on device %d: %s",
 		           context->device, qs_error_name(error));
+		if (history)
+			cu->cuMemFree_v2(history);
 		return;
 	}
 	context->history = history;
-	atomic_fetch_add(&context->taken, sizeof zeros);
+	atomic_fetch_add(&context->taken, bytes);
 }
 
 static void load_kernels(struct qs_context *context)
@@ -159,8 +176,10 @@ struct qs_context *qs_context_current(const struct qs_options *options, bool may
 	*why = QS_REASON_CONTEXT;
 	if (!cu || cu->cuCtxGetCurrent(&handle) || !handle)
 		return NULL;
-	if (!cu->cuCtxGetId || cu->cuCtxGetId(handle, &id))
+	if (!cu->cuCtxGetId)
 		id = (uintptr_t)handle;
+	else if (cu->cuCtxGetId(handle, &id))
+		return NULL;
 	struct qs_context *context = find(id);
 	if (context)
 		return context;

@@ -3,7 +3,7 @@
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
  * context.c  qs_context_current qs_context_forked
  * stream.c   qs_stream_describe
- * scratch.c  qs_scratch_lock qs_scratch_unlock qs_temporary_alloc qs_temporary_free qs_device_bytes
+ * scratch.c  qs_scratch_lock qs_scratch_unlock qs_temporary qs_device_bytes
  * embed.S    qs_fatbin_quantise
  */
 #ifndef QS_DEVICE_DEVICE_H
@@ -30,17 +30,20 @@ struct qs_options;
 	X(cuEventCreate)                                                                           \
 	X(cuEventDestroy_v2)                                                                       \
 	X(cuEventRecord)                                                                           \
-	X(cuEventSynchronize)                                                                      \
+	X(cuEventQuery)                                                                            \
 	X(cuGetErrorName)                                                                          \
 	X(cuLaunchKernel)                                                                          \
 	X(cuMemAlloc_v2)                                                                           \
 	X(cuMemFree_v2)                                                                            \
 	X(cuMemGetInfo_v2)                                                                         \
-	X(cuMemcpyHtoD_v2)                                                                         \
+	X(cuMemsetD32Async)                                                                        \
 	X(cuModuleGetFunction)                                                                     \
 	X(cuModuleLoadData)                                                                        \
 	X(cuFuncGetAttribute)                                                                      \
 	X(cuPointerGetAttribute)                                                                   \
+	X(cuStreamCreate)                                                                          \
+	X(cuStreamDestroy_v2)                                                                      \
+	X(cuStreamSynchronize)                                                                     \
 	X(cuStreamIsCapturing)                                                                     \
 	X(cuThreadExchangeStreamCaptureMode)                                                       \
 	X(cuGraphRetainUserObject)                                                                 \
@@ -107,10 +110,11 @@ struct qs_context {
 	CUfunction quantise;  /* kernels of quantise.cu                                 */
 	CUfunction repair;
 	CUfunction rows, amax_columns, cast_columns;
-	CUdeviceptr history;   /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
-	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
-	const char *detail;    /* what failed, or NULL                                   */
-	pthread_mutex_t lock;  /* of the scratch table                                   */
+	CUdeviceptr history;         /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
+	enum qs_reason reason;       /* why the context cannot be used; QS_REASON_AUTO = it can */
+	const char *detail;          /* what failed, or NULL                                   */
+	pthread_mutex_t lock;        /* of the scratch table                                   */
+	struct qs_scratch temporary; /* of the tuner */
 	struct qs_scratch scratch[QS_SCRATCH_MAX];
 };
 
@@ -144,10 +148,8 @@ bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
 struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
                                    size_t bytes, enum qs_reason *why);
 void qs_scratch_unlock(struct qs_scratch *scratch);
-/* Memory for a moment outside capture, counted like scratch; 0 if there is none. */
-CUdeviceptr qs_temporary_alloc(struct qs_context *context, size_t bytes);
-/* Waits for the work that uses it. */
-void qs_temporary_free(CUdeviceptr base);
+/* Memory whose contents nobody wants, for a trial outside capture; 0 if there is none. */
+CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes);
 
 extern const unsigned char qs_fatbin_quantise[] __attribute__((visibility("hidden")));
 

@@ -1,12 +1,12 @@
 /* Scratch memory: quantised operands, scales and workspace of one product at a time per stream.
  *
  * Eager work: one block per stream, grown by doubling, so what a stream outgrew adds up to less
- * than what it has; it is given back when the block that replaced it is made (freeing waits for the
- * device, which growth outside capture may). Captured work: a graph can run at any time on any
- * stream, so each capture (and each stream forked within it) gets a block of its own that no eager
- * product touches. A user object retained by the graph says when the graph and its executables are
- * gone; the block then serves another capture. Blocks that a graph holds are never moved or freed.
- * Streams come and go unseen: blocks that waited long make room when there is none.
+ * than what it has; it is kept, and counted, because freeing waits for the whole device, which may
+ * be held up by what the calling thread does next. Captured work: a graph can run at any time on
+ * any stream, so each capture (and each stream forked within it) gets a block of its own that no
+ * eager product touches. A user object retained by the graph says when the graph and its
+ * executables are gone; the block then serves another capture. Blocks that a graph holds are never
+ * moved or freed. Streams come and go unseen: blocks that waited long make room when there is none.
  */
 #include "device/device.h"
 
@@ -63,7 +63,7 @@ static void release(CUdeviceptr base)
 static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t bytes)
 {
 	size_t wanted = round_up(bytes > 2 * scratch->size ? bytes : 2 * scratch->size);
-	size_t others = atomic_load(&context->taken) - scratch->size;
+	size_t others = atomic_load(&context->taken);
 	CUdeviceptr base = 0;
 	if (others + wanted > context->limit)
 		wanted = round_up(bytes);
@@ -75,8 +75,7 @@ static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t 
 		           context->device, qs_error_name(error));
 		return false;
 	}
-	release(scratch->base);
-	atomic_fetch_add(&context->taken, wanted - scratch->size);
+	atomic_fetch_add(&context->taken, wanted);
 	scratch->base = base;
 	scratch->size = wanted;
 	scratch->generation++;
@@ -197,7 +196,7 @@ static struct qs_scratch *find_captured(struct qs_context *context, const struct
 /* False if the block went to another stream (reclaim) before the caller had locked it. */
 static bool is_owner(const struct qs_scratch *scratch, const struct qs_stream *stream)
 {
-	return scratch->stream == stream->id &&
+	return scratch->used && scratch->stream == stream->id &&
 	       scratch->capture == (stream->capturing ? stream->capture : 0);
 }
 
@@ -254,18 +253,11 @@ void qs_scratch_unlock(struct qs_scratch *scratch)
 	pthread_mutex_unlock(&scratch->lock);
 }
 
-/* The limit holds for it too, but it is not counted as taken: it is given back before the call that
- * asked for it returns. */
-CUdeviceptr qs_temporary_alloc(struct qs_context *context, size_t bytes)
+/* One block per context, grown like scratch: its users take turns (the tuner's lock), and what it
+ * holds is of no interest to anybody. */
+CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes)
 {
-	CUdeviceptr base = 0;
-	size_t wanted = round_up(bytes);
-	if (atomic_load(&context->taken) + wanted > context->limit || allocate(&base, wanted))
+	if (context->temporary.size < bytes && !grow(context, &context->temporary, bytes))
 		return 0;
-	return base;
-}
-
-void qs_temporary_free(CUdeviceptr base)
-{
-	release(base);
+	return context->temporary.base;
 }

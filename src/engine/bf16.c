@@ -6,6 +6,7 @@
  */
 #include "engine/lt.h"
 #include "engine/tune.h"
+#include "operand/operand.h"
 
 static struct qs_lt_call call_of(const struct qs_gemm *g, const struct qs_stream *stream,
                                  const struct qs_scratch *scratch)
@@ -76,6 +77,7 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 		return qs_failed(failure, why, "workspace");
 	struct qs_lt_call call = call_of(g, stream, scratch);
 	cublasStatus_t status = qs_lt_run(lt, &call, atomic_load(&lt->best));
+	qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
 	qs_scratch_unlock(scratch);
 	*bytes = 0;
 	if (status)

@@ -3,11 +3,15 @@
  * output of ours. Events on the program's stream, one wait at the end of each; rounds, and the
  * median of them, because a device changes its clock while we look. */
 #include <stdlib.h>
+#include <time.h>
 
 #include "engine/lt.h"
 
 #define ROUNDS 4 /* the first warms up and is not counted */
 #define LANES  (QS_LT_CANDIDATES + 2)
+
+/* Seconds that a measurement waits for the stream before it is given up. */
+#define PATIENCE 1
 
 /* A later candidate must be this much faster than the first to be worth leaving it. */
 #define MIN_GAIN 1.01f
@@ -35,6 +39,7 @@ static float median(struct lane *lane)
 struct stopwatch {
 	CUevent start, stop;
 	CUstream stream;
+	bool late; /* waited in vain: nothing more is timed */
 };
 
 static bool open_stopwatch(struct stopwatch *watch, CUstream stream)
@@ -42,6 +47,7 @@ static bool open_stopwatch(struct stopwatch *watch, CUstream stream)
 	const struct qs_driver *cu = qs_driver_get();
 	watch->stream = stream;
 	watch->start = watch->stop = NULL;
+	watch->late = false;
 	return !cu->cuEventCreate(&watch->start, CU_EVENT_DEFAULT) &&
 	       !cu->cuEventCreate(&watch->stop, CU_EVENT_DEFAULT);
 }
@@ -55,12 +61,29 @@ static void close_stopwatch(struct stopwatch *watch)
 		cu->cuEventDestroy_v2(watch->stop);
 }
 
+/* Waits for the stop event, but not for ever: the stream may be held up by something that this very
+ * thread is to do next. */
+static bool wait(struct stopwatch *watch)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	const time_t until = time.tv_sec + PATIENCE;
+	CUresult error;
+	while ((error = qs_driver_get()->cuEventQuery(watch->stop)) == CUDA_ERROR_NOT_READY) {
+		clock_gettime(CLOCK_MONOTONIC, &time);
+		if (time.tv_sec > until)
+			break;
+	}
+	watch->late = error == CUDA_ERROR_NOT_READY;
+	return !error;
+}
+
 /* Milliseconds of what was submitted since the start event; negative on an error. */
 static float lap(struct stopwatch *watch)
 {
 	const struct qs_driver *cu = qs_driver_get();
 	float ms = -1;
-	if (cu->cuEventRecord(watch->stop, watch->stream) || cu->cuEventSynchronize(watch->stop) ||
+	if (cu->cuEventRecord(watch->stop, watch->stream) || !wait(watch) ||
 	    cu->cuEventElapsedTime(&ms, watch->start, watch->stop))
 		return -1;
 	return ms;
@@ -101,10 +124,11 @@ bool qs_lt_choose(struct qs_lt *lt, const struct qs_lt_call *call, const struct 
 	struct stopwatch watch;
 	bool open = open_stopwatch(&watch, call->stream);
 	for (int round = 0; open && round < ROUNDS; round++)
-		for (int i = 0; i < lt->count + rival_count; i++)
+		for (int i = 0; i < lt->count + rival_count && !watch.late; i++)
 			time_lane(&lanes[i], round, &watch, lt, call,
 			          i < lt->count ? NULL : &rivals[i - lt->count], i);
 	close_stopwatch(&watch);
+	open &= !watch.late;
 	if (open)
 		summarise(lt, lanes, rival_count, timing);
 	return open && timing->best >= 0;

@@ -186,12 +186,6 @@ static bool may_reuse(void)
 	return qs_process()->options->validity != QS_VALIDITY_EACH;
 }
 
-static const void *end_of(const struct qs_gemm *g)
-{
-	size_t size = g->key.dtype == CUDA_R_32F ? 4 : 2;
-	return (const char *)g->d + (size_t)((g->key.n - 1) * g->key.ldd + g->key.m) * size;
-}
-
 static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_context *context,
                    const struct qs_stream *stream, struct qs_scratch *scratch, uint64_t *bytes,
                    struct qs_failure *failure)
@@ -202,7 +196,7 @@ static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_con
 		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
 	struct qs_lt_call call = call_of(g, stream, scratch, &pair);
 	cublasStatus_t status = qs_lt_run(fp8->lt, &call, atomic_load(&fp8->lt->best));
-	qs_operands_wrote(scratch, g->d, end_of(g));
+	qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
 	*bytes = pair.bytes;
 	if (status)
 		return qs_failed(failure, QS_REASON_ERROR, "cublasLtMatmul: status %d",

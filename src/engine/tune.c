@@ -27,19 +27,14 @@ static int run_native(void *data)
 	return native->g->repeat(native->g, native->d);
 }
 
-static size_t output_bytes(const struct qs_key *key)
-{
-	size_t size = key->dtype == CUDA_R_32F ? 4 : 2;
-	return (size_t)((key->n - 1) * key->ldd + key->m) * size;
-}
-
 /* In relaxed mode: waiting for an event is forbidden to a thread beside a global capture, and would
  * spoil it. */
 static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                     const struct qs_lt_call *call, const struct qs_rival *preparation,
                     struct qs_timing *timing)
 {
-	CUdeviceptr d = qs_temporary_alloc(context, output_bytes(&g->key));
+	CUdeviceptr d =
+	        qs_temporary(context, (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
 	if (!d)
 		return false;
 	struct qs_lt_call trial = *call;
@@ -51,7 +46,6 @@ static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context
 	if (preparation)
 		rivals[1] = *preparation;
 	bool done = qs_lt_choose(lt, &trial, rivals, preparation ? 2 : 1, timing);
-	qs_temporary_free(d);
 	return done;
 }
 

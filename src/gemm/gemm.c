@@ -104,6 +104,12 @@ uint64_t qs_key_hash(const struct qs_key *key)
 	return XXH3_64bits(key, sizeof *key);
 }
 
+const void *qs_gemm_end(const struct qs_gemm *g)
+{
+	size_t size = g->key.dtype == CUDA_R_32F ? 4 : 2;
+	return (const char *)g->d + (size_t)((g->key.n - 1) * g->key.ldd + g->key.m) * size;
+}
+
 double qs_gemm_flops(const struct qs_key *key)
 {
 	return 2.0 * (double)key->m * (double)key->n * (double)key->k * (double)key->batch;

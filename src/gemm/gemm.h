@@ -137,6 +137,9 @@ size_t qs_key_text(const struct qs_key *key, char *text, size_t size);
 /* 2 m n k times the number of products. */
 double qs_gemm_flops(const struct qs_key *key);
 
+/* One past the last byte of D. */
+const void *qs_gemm_end(const struct qs_gemm *g);
+
 const char *qs_action_name(enum qs_action action);
 const char *qs_role_name(enum qs_role role);
 /* Name of the exported function, e.g. "cublasGemmEx". */

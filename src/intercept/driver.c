@@ -252,6 +252,17 @@ static bool is_submission(const char *name)
 	        "cuMulticastBind",
 	        "cuMulticastUnbind",
 	        "cuFlushGPUDirectRDMAWrites",
+	        /* A writer that no submission announces (a network card, a disk, a peer process, a
+	         * kernel held back) must first learn that our product has ended: by these. */
+	        "cuStreamSynchronize",
+	        "cuStreamQuery",
+	        "cuEventSynchronize",
+	        "cuEventQuery",
+	        "cuCtxSynchronize",
+	        "cuSignalExternalSemaphores",
+	        /* Nodes put into a graph by hand while it is being captured. */
+	        "cuGraphAdd",
+	        "cuStreamUpdateCaptureDependencies",
 	};
 	for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
 		if (begins(name, prefixes[i]))

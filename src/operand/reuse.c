@@ -60,10 +60,11 @@ static struct contents *contents_of(struct qs_scratch *scratch)
 		contents = scratch->contents = calloc(1, sizeof *contents);
 	if (!contents)
 		return NULL;
-	if (contents->generation != scratch->generation ||
-	    contents->products != atomic_load(&products))
+	uint64_t now = atomic_load(&products);
+	if (contents->generation != scratch->generation || contents->products != now)
 		clear(contents);
 	contents->generation = scratch->generation;
+	contents->products = now;
 	return contents;
 }
 

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "intercept/intercept.h"
 
@@ -82,7 +83,12 @@ static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_gemm *g,
                                          struct qs_context *context, const struct qs_stream *stream)
 {
-	pthread_mutex_lock(&prepare_lock);
+	/* Another thread may be timing behind work that waits for this very product. */
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec++;
+	if (pthread_mutex_timedlock(&prepare_lock, &until))
+		return NULL;
 	struct qs_instance *instance = find_instance(plan, context);
 	if (!instance && (instance = calloc(1, sizeof *instance))) {
 		instance->context = context;
@@ -165,7 +171,7 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	if (!instance)
 		instance = make_instance(plan, g, context, &stream);
 	if (!instance)
-		return pass_late(plan, g, QS_REASON_MEMORY, NULL);
+		return pass_late(plan, g, QS_REASON_UNTUNED, NULL);
 	return instance->state && replace_here(plan, instance, g, &stream);
 }
 

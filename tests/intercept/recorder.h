@@ -11,7 +11,7 @@
 #define RECORDER_OTHERS(X)                                                                         \
 	X(cuInit)                                                                                  \
 	X(cuCtxGetCurrent)                                                                         \
-	X(cuCtxSynchronize)                                                                        \
+	X(cuCtxGetStreamPriorityRange)                                                             \
 	X(cuDevicePrimaryCtxRetain)                                                                \
 	X(cuEventRecord)                                                                           \
 	X(cuGraphInstantiateWithFlags)                                                             \
@@ -20,7 +20,7 @@
 	X(cuMemSetAccess)                                                                          \
 	X(cuModuleLoadData)                                                                        \
 	X(cuStreamIsCapturing)                                                                     \
-	X(cuStreamSynchronize)
+	X(cuStreamGetPriority)
 
 #define ARGUMENTS 12 /* the most a driver function has is eleven */
 
