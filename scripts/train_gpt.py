@@ -28,7 +28,7 @@ def parse():
     p.add_argument("--heads", type=int, default=16)
     p.add_argument("--context", type=int, default=512)
     p.add_argument("--batch", type=int, default=16)
-    p.add_argument("--lr", type=float, default=3e-4)
+    p.add_argument("--lr", type=float, default=1e-4)
     p.add_argument("--warmup", type=int, default=40, help="steps of rising learning rate")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--params", choices=("autocast", "bf16"), default="autocast")

@@ -76,6 +76,8 @@ static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t 
 		return false;
 	}
 	atomic_fetch_add(&context->taken, wanted);
+	qs_message(QS_LOG_CACHE, "%zu MiB of scratch on device %d for %zu MiB, was %zu",
+	           wanted >> 20, context->device, bytes >> 20, scratch->size >> 20);
 	scratch->base = base;
 	scratch->size = wanted;
 	scratch->generation++;
@@ -172,7 +174,17 @@ static struct qs_scratch *adopt(struct qs_context *context, struct qs_scratch *s
 	return scratch;
 }
 
-/* The block of this capture and stream, else a released one that is large enough, else any free. */
+/* Whether block x serves a capture that may want `bytes` better than y does: large enough before
+ * too small, the smaller of two large ones, the larger of two small ones. */
+static bool is_better(const struct qs_scratch *x, const struct qs_scratch *y, size_t bytes)
+{
+	if ((x->size >= bytes) != (y->size >= bytes))
+		return x->size >= bytes;
+	return x->size >= bytes ? x->size < y->size : x->size > y->size;
+}
+
+/* The block of this capture and stream, else the free one that fits best: what grows leaves memory
+ * behind, so a small one is not grown while a large one is free. */
 static struct qs_scratch *find_captured(struct qs_context *context, const struct qs_stream *stream,
                                         size_t bytes)
 {
@@ -185,7 +197,7 @@ static struct qs_scratch *find_captured(struct qs_context *context, const struct
 			return scratch;
 		if (captured != RELEASED && scratch->used)
 			continue;
-		if (!best || (best->size < bytes && scratch->size > best->size))
+		if (!best || is_better(scratch, best, context->largest))
 			best = scratch;
 	}
 	if (!best)
