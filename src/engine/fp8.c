@@ -102,6 +102,8 @@ static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_
                             struct qs_failure *failure)
 {
 	enum qs_reason why;
+	if (!qs_may_tune(g))
+		return true;
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total_of(fp8, true), &why);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;

@@ -49,12 +49,17 @@ static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context
 	return done;
 }
 
+bool qs_may_tune(const struct qs_gemm *g)
+{
+	double budget_us = 1000.0 * qs_process()->options->budget_ms;
+	return g->repeat && (double)atomic_load(&spent_us) < budget_us;
+}
+
 bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
              const struct qs_lt_call *call, const struct qs_rival *preparation,
              struct qs_timing *timing)
 {
-	double budget_us = 1000.0 * qs_process()->options->budget_ms;
-	if (!g->repeat || (double)atomic_load(&spent_us) >= budget_us)
+	if (!qs_may_tune(g))
 		return false;
 	const struct qs_driver *cu = qs_driver_get();
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

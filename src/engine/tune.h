@@ -1,6 +1,6 @@
 /* Timing of a prepared product against the program's own call; see lt.h for the algorithms.
  *
- * tune.c  qs_tune qs_tune_wins
+ * tune.c  qs_tune qs_may_tune qs_tune_wins
  */
 #ifndef QS_ENGINE_TUNE_H
 #define QS_ENGINE_TUNE_H
@@ -14,6 +14,8 @@
 bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
              const struct qs_lt_call *call, const struct qs_rival *preparation,
              struct qs_timing *timing);
+/* True if the budget is not spent and the call can be made again. */
+bool qs_may_tune(const struct qs_gemm *g);
 /* True if `ours` beats `native` by the policy's min_gain; both in milliseconds, > 0. */
 bool qs_tune_wins(float ours_ms, float native_ms);
 
