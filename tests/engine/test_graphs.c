@@ -238,6 +238,34 @@ static int growth_beside_capture(int argc, char **argv)
 	return verdict();
 }
 
+static void *first_product(void *data)
+{
+	struct job *job = data;
+	must((int)cudaSetDevice(0), "device");
+	call(&job->made, &job->session);
+	return NULL;
+}
+
+/* The first product of a context loads kernels and sets up memory, while another thread captures a
+ * stream that the legacy stream waits for. */
+static int first_product_beside_capture(int argc, char **argv)
+{
+	struct job job;
+	pthread_t thread;
+	cudaStream_t blocking;
+	cudaGraph_t graph;
+	(void)argc, (void)argv;
+	session_open(&job.session);
+	product_make(&job.made, &large, 2);
+	must((int)cudaStreamCreate(&blocking), "stream");
+	must((int)cudaStreamBeginCapture(blocking, cudaStreamCaptureModeGlobal), "begin");
+	must(pthread_create(&thread, NULL, first_product, &job), "thread");
+	must(pthread_join(thread, NULL), "join");
+	must((int)cudaStreamEndCapture(blocking, &graph), "end");
+	judge(&job.made);
+	return verdict();
+}
+
 /* A graph that lives keeps its scratch while eager work outgrows everything. */
 static int growth_after_capture(int argc, char **argv)
 {
@@ -264,6 +292,7 @@ const struct scene scenes[] = {
         {"many_captures", many_captures},
         {"growth_beside_capture", growth_beside_capture},
         {"growth_after_capture", growth_after_capture},
+        {"first_product_beside_capture", first_product_beside_capture},
         {NULL, NULL},
 };
 
@@ -287,6 +316,12 @@ static void all_right(const char *scene, int seed, int calls)
 	              printed(&outcome, "worst"));
 	ck_assert_double_lt(printed(&outcome, "best"), 45.0);
 }
+
+START_TEST(first_product_of_a_context_does_not_invalidate_a_capture_elsewhere)
+{
+	all_right("first_product_beside_capture", 1, 1);
+}
+END_TEST
 
 START_TEST(warm_capture_is_served_and_replays_with_new_inputs)
 {
@@ -342,6 +377,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, eager_products_do_not_disturb_a_replay, 0, SEEDS);
 	tcase_add_loop_test(tcase, branches_of_a_capture_do_not_disturb_each_other, 0, SEEDS);
 	tcase_add_test(tcase, scratch_of_destroyed_graphs_is_used_again);
+	tcase_add_test(tcase, first_product_of_a_context_does_not_invalidate_a_capture_elsewhere);
 	tcase_add_test(tcase, growing_scratch_does_not_invalidate_a_capture_elsewhere);
 	tcase_add_loop_test(tcase, live_graph_keeps_its_scratch_when_eager_work_grows, 0,
 	                    SEEDS / 3);
