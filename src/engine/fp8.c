@@ -1,9 +1,9 @@
 /* The fp8 engine: both operands quantised, with one scale each or one for each row along K, the
  * product by cuBLASLt.
  *
- * cuBLASLt takes fp8 operands on Ada and Hopper only as op(A) = T, op(B) = N, so both are written
- * with K contiguous (and zero-padded to 16), transposed while being cast where the program has them
- * the other way.
+ * cuBLASLt takes fp8 operands on Ada, Hopper and the small Blackwells only as op(A) = T, op(B) = N,
+ * so both are written with K contiguous (and zero-padded to 16), transposed while being cast where
+ * the program has them the other way. The large Blackwells take them as they are.
  */
 #include <stdlib.h>
 
@@ -136,11 +136,11 @@ static struct qs_lt *make_product(const struct fp8 *fp8, const struct qs_gemm *g
 	const bool e5m2 = fp8->operands.shape[1].format == QS_FP8_E5M2;
 	const struct qs_lt_operands operands = {
 	        .type = {CUDA_R_8F_E4M3, e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3},
-	        .ta = CUBLAS_OP_T,
-	        .tb = CUBLAS_OP_N,
-	        .k = fp8->operands.k_padded,
-	        .lda = fp8->operands.k_padded,
-	        .ldb = fp8->operands.k_padded,
+	        .ta = fp8->operands.op[0],
+	        .tb = fp8->operands.op[1],
+	        .k = fp8->operands.k,
+	        .lda = fp8->operands.ld[0],
+	        .ldb = fp8->operands.ld[1],
 	        .rows = fp8->rows,
 	        .fast = g->key.role == QS_ROLE_FWD,
 	};
@@ -158,6 +158,26 @@ static bool check_rows(const struct qs_gemm *g, const struct qs_context *context
 	return true;
 }
 
+/* Every layout of fp8 operands: compute capability 10.x and 11.x. K must not need padding, which
+ * only rows along K have. */
+static bool takes_as_stored(const struct qs_gemm *g, const struct qs_context *context, bool rows)
+{
+	return context->cc >= 100 && context->cc < 120 && !rows && g->key.k % 16 == 0;
+}
+
+/* Operands and product; as the program has them if that may be and cuBLASLt has an algorithm. */
+static bool make_parts(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_context *context,
+                       const struct qs_choice *choice, struct qs_failure *failure)
+{
+	const bool layouts[] = {true, false};
+	for (int i = !takes_as_stored(g, context, fp8->rows); i < 2 && !fp8->lt; i++) {
+		qs_operands_plan(&fp8->operands, &g->key, layouts[i], QS_LT_WORKSPACE);
+		fp8->operands.shape[1].format = format_of_b(&g->key, choice);
+		fp8->lt = make_product(fp8, g, failure);
+	}
+	return fp8->lt;
+}
+
 static void *prepare(const struct qs_gemm *g, struct qs_context *context,
                      const struct qs_stream *stream, const struct qs_choice *choice,
                      struct qs_failure *failure)
@@ -170,12 +190,10 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");
 		return NULL;
 	}
-	qs_operands_plan(&fp8->operands, &g->key, QS_LT_WORKSPACE);
-	fp8->operands.shape[1].format = format_of_b(&g->key, choice);
 	fp8->rows = rows;
-	fp8->lt = make_product(fp8, g, failure);
 	bool must_win = choice->action == QS_ACTION_AUTO || !choice->eager;
-	if (!fp8->lt || !tune_in_scratch(fp8, g, context, stream, must_win, failure)) {
+	if (!make_parts(fp8, g, context, choice, failure) ||
+	    !tune_in_scratch(fp8, g, context, stream, must_win, failure)) {
 		destroy(fp8);
 		return NULL;
 	}

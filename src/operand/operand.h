@@ -12,28 +12,34 @@
 #ifndef QS_OPERAND_OPERAND_H
 #define QS_OPERAND_OPERAND_H
 
+#include <cublas_v2.h>
+
 #include "device/device.h"
 #include "gemm/gemm.h"
 #include "kernels/quantise.h"
 
 /* How both operands of one product are quantised: everything but the pointers. */
 struct qs_operands {
-	struct qs_quantise_operand shape[2]; /* ld, inner, outer, format; the rest is zero      */
-	bool turned[2];       /* the product takes the matrix transposed to its source        */
-	_Atomic bool both[2]; /* the other orientation was asked for right after this product */
-	int64_t k_padded;     /* bytes of a quantised row, K rounded up to 16                 */
-	size_t base;          /* bytes of the scratch block that are not ours                 */
+	struct qs_quantise_operand shape[2]; /* ld, inner, outer, format; the rest is zero */
+	bool turned[2];          /* the product takes the matrix transposed to its source         */
+	_Atomic bool both[2];    /* the other orientation was asked for right after this product  */
+	cublasOperation_t op[2]; /* of the quantised matrices in the product                      */
+	int64_t ld[2];           /* bytes of a row of the quantised matrices                      */
+	int64_t k;               /* of the product: K, rounded up to 16 where all rows are so     */
+	size_t base;             /* bytes of the scratch block that are not ours                  */
 };
 
 /* The quantised operands of one call. */
 struct qs_pair {
-	CUdeviceptr data[2];  /* fp8, K contiguous                     */
+	CUdeviceptr data[2];  /* fp8                                   */
 	CUdeviceptr scale[2]; /* dequantisation scales, fp32           */
 	uint64_t bytes;       /* written for this call                 */
 };
 
-/* Lays out the operands of a product, `base` bytes into the scratch block. */
-void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key, size_t base);
+/* Lays out the operands of a product, `base` bytes into the scratch block: with K contiguous, or in
+ * the orientations that the program has them in (`as_stored`). */
+void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key, bool as_stored,
+                      size_t base);
 /* Bytes of scratch that the operands need, or with `both` can make use of. */
 size_t qs_operands_total(const struct qs_operands *operands, bool both);
 /* Bytes of one orientation of operand i, rounded up to 256. */

@@ -13,23 +13,28 @@ static size_t align(size_t offset)
 	return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* cuBLASLt wants K contiguous: A as op T, B as op N. A stored k x m (the program's T) and B stored
- * k x n (its N) are so already; the others are turned. */
-static void describe(struct qs_quantise_operand *operand, bool turned, int64_t k, int64_t rows,
-                     int64_t ld)
+/* Where K is contiguous: A as op T, B as op N. A stored k x m (the program's T) and B stored k x n
+ * (its N) are so already; the others are turned, or taken as they are. */
+static void describe(struct qs_operands *operands, int i, cublasOperation_t op, int64_t k,
+                     int64_t rows, int64_t ld, bool as_stored)
 {
-	operand->ld = ld;
-	operand->inner = turned ? rows : k;
-	operand->outer = turned ? k : rows;
+	static const cublasOperation_t k_first[2] = {CUBLAS_OP_T, CUBLAS_OP_N};
+	struct qs_quantise_operand *shape = &operands->shape[i];
+	const bool ready = (op == CUBLAS_OP_N) == (k_first[i] == CUBLAS_OP_N);
+	operands->turned[i] = !ready && !as_stored;
+	operands->op[i] = as_stored ? op : k_first[i];
+	operands->ld[i] = qs_k_padded(ready || !as_stored ? k : rows);
+	shape->ld = ld;
+	shape->inner = ready ? k : rows;
+	shape->outer = ready ? rows : k;
 }
 
-void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key, size_t base)
+void qs_operands_plan(struct qs_operands *operands, const struct qs_key *key, bool as_stored,
+                      size_t base)
 {
-	operands->turned[0] = key->ta == CUBLAS_OP_N;
-	operands->turned[1] = key->tb != CUBLAS_OP_N;
-	describe(&operands->shape[0], operands->turned[0], key->k, key->m, key->lda);
-	describe(&operands->shape[1], operands->turned[1], key->k, key->n, key->ldb);
-	operands->k_padded = qs_k_padded(key->k);
+	describe(operands, 0, (cublasOperation_t)key->ta, key->k, key->m, key->lda, as_stored);
+	describe(operands, 1, (cublasOperation_t)key->tb, key->k, key->n, key->ldb, as_stored);
+	operands->k = as_stored ? key->k : qs_k_padded(key->k);
 	operands->base = align(base);
 }
 

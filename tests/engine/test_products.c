@@ -278,7 +278,17 @@ static const struct product spikes[] = {
 
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
 
-static const struct product *const tables[] = {products, planted, zeros, spikes};
+/* Bytes of quantised operands tell whether they were turned: rows are padded to 16. */
+static const struct product layouts[] = {
+        {.name = "TN as stored", .ta = T_, .tb = N_, .m = 40, .n = 24, .k = 128},
+        {.name = "NN as stored", .ta = N_, .tb = N_, .m = 40, .n = 24, .k = 128},
+        {.name = "NT as stored", .ta = N_, .tb = T_, .m = 40, .n = 24, .k = 128},
+        {.name = "TT as stored", .ta = T_, .tb = T_, .m = 40, .n = 24, .k = 128},
+        {.name = "NT, beta 1", .ta = N_, .tb = T_, .m = 40, .n = 24, .k = 128, .beta = 1.0f},
+        {.name = "NN, K = 1000", .ta = N_, .tb = N_, .m = 48, .n = 32, .k = 1000},
+};
+
+static const struct product *const tables[] = {products, planted, zeros, spikes, layouts};
 
 static int scene_product(int argc, char **argv)
 {
@@ -382,6 +392,44 @@ START_TEST(bytes_counted_are_those_of_the_quantised_operands)
 }
 END_TEST
 
+/* Bytes of a quantised matrix of `rows` rows along K, or of `k` rows across. */
+static uint64_t bytes_of(const struct product *p, int rows, bool k_first, bool as_stored)
+{
+	const uint64_t k = (uint64_t)p->k, other = (uint64_t)rows;
+	return k_first || !as_stored ? other * ((k + 15) / 16 * 16) : k * ((other + 15) / 16 * 16);
+}
+
+static void check_layout(int row, const char *const *env, bool as_stored)
+{
+	const struct product *p = &layouts[row];
+	serve_with(&outcome, env, 4, row);
+	double sqnr = printed(&outcome, "sqnr");
+	ck_assert_msg(sqnr >= LEAST_DB && sqnr < 45.0, "%s: %.2f dB", p->name, sqnr);
+	ck_assert_uint_eq(only_counter(&outcome)->bytes,
+	                  bytes_of(p, p->m, p->ta != N_, as_stored) +
+	                          bytes_of(p, p->n, p->tb == N_, as_stored));
+}
+
+START_TEST(large_Blackwell_takes_operands_as_they_are_stored)
+{
+	static const char *const env[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8",
+	                                  "SOFTCUDA_CAPABILITY=100", NULL};
+	check_layout(_i, env, layouts[_i].k % 16 == 0);
+}
+END_TEST
+
+START_TEST(other_devices_and_libraries_get_K_contiguous)
+{
+	static const char *const small[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8",
+	                                    "SOFTCUDA_CAPABILITY=120", NULL};
+	static const char *const older[] = {"QSHIM_SET=tune.budget_ms=0;default.action=fp8",
+	                                    "SOFTCUDA_CAPABILITY=100",
+	                                    "SOFTCUDA_CUBLASLT_VERSION=120700", NULL};
+	check_layout(_i, small, false);
+	check_layout(_i, older, false);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("fp8 products");
@@ -395,6 +443,9 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, zero_operand_gives_exactly_beta_C, 0, COUNT(zeros));
 	tcase_add_loop_test(tcase, largest_finite_operand_gives_no_Inf, 0, COUNT(spikes));
 	tcase_add_test(tcase, bytes_counted_are_those_of_the_quantised_operands);
+	tcase_add_loop_test(tcase, large_Blackwell_takes_operands_as_they_are_stored, 0,
+	                    COUNT(layouts));
+	tcase_add_loop_test(tcase, other_devices_and_libraries_get_K_contiguous, 0, COUNT(layouts));
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);
 }

@@ -659,14 +659,22 @@ static bool aligned_narrow(const struct question *q)
 	return !softcuda_knobs.strict || (bytes % 16 == 0 && q->product.k % 16 == 0);
 }
 
+/* Only TN, but for the large Blackwells, which cuBLASLt knows from 12.8 on. */
+static bool supported_ops(const struct question *q)
+{
+	return (q->desc->ta == CUBLAS_OP_T && q->desc->tb == CUBLAS_OP_N) ||
+	       (softcuda_knobs.capability >= 100 && softcuda_knobs.capability < 120 &&
+	        version() >= 120800);
+}
+
 static bool supported_narrow(const struct question *q)
 {
 	bool columns = true;
 	for (int i = 0; i < 4; i++)
 		columns = columns && q->layout[i]->order == CUBLASLT_ORDER_COL;
 	return version() >= 120000 && softcuda_knobs.capability >= 89 && columns &&
-	       q->desc->ta == CUBLAS_OP_T && q->desc->tb == CUBLAS_OP_N &&
-	       supported_narrow_types(q) && supported_scales(q) && aligned_narrow(q);
+	       supported_ops(q) && supported_narrow_types(q) && supported_scales(q) &&
+	       aligned_narrow(q);
 }
 
 /* Status 15: what this library does not do on this device. */

@@ -47,11 +47,12 @@
  *   GELU_AUX GELU_AUX_BIAS DGELU. An algorithm scribbles over the workspace it was promised before
  *   it reads its operands.
  *   Refused with status 15: ReLU masks, bias gradients, block scales, fp8 output, vector pointer
- *   modes; and with fp8 operands what an H200 refuses: all but TN, e5m2 by e5m2, a C of another
- *   type than D, a bias that has not D's type (bf16 where D is fp32), pointers and leading
- *   dimensions off 16 bytes, an outer vector on one side only. The manual's further rules, k a
- *   multiple of 16 and m of 16 bytes, hold while the knob "strict" is on: the device was seen to
- *   accept shapes beyond them, and what relies on that should be noticed.
+ *   modes; and with fp8 operands what an H200 refuses: all but TN (capabilities 10.x and 11.x
+ *   take every layout), e5m2 by e5m2, a C of another type than D, a bias that has not D's type
+ *   (bf16 where D is fp32), pointers and leading dimensions off 16 bytes, an outer vector on one
+ *   side only. The manual's further rules, k a multiple of 16 and m of 16 bytes, hold while the
+ *   knob "strict" is on: the device was seen to accept shapes beyond them, and what relies on that
+ *   should be noticed.
  *
  * Left out: textures and arrays, memory pools other than the default, virtual memory, IPC, peer
  * access, editing of graphs, child graphs, the _ptsz forms of functions, cudaLaunchKernel (no
