@@ -237,9 +237,10 @@ fuzz-built: $(FUZZERS)
 check-gpu: gpu ## the tests that need a GPU; says what it skipped
 	@$(TEST_ENV) tests/run $(GPU_TESTS) $(wildcard tests/gpu/run.py)
 
-bench: tests gpu ## the benchmarks (scripts/bench_*), those of kernels on this machine's GPU
-	@status=0; for script in $(filter-out %.py,$(wildcard scripts/bench_*)); do \
-		echo "== $$script"; B='$(abspath $(B))' $(TEST_ENV) $$script || status=1; \
+bench: tests gpu ## the benchmarks that need no PyTorch; scripts/bench_*.py are the others
+	@B='$(abspath $(B))' scripts/bench_overhead
+	@status=0; for program in $(GPU_BENCH); do \
+		echo "== $$program"; $$program || status=1; \
 	done; exit $$status
 
 demo: ## the same program with and without qshim, on the GPU or on the emulation

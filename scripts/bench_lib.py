@@ -346,13 +346,17 @@ def sizes(text, count=3, words=()):
     return tuple(numbers), match[2]
 
 
-def parser(doc, shapes_help):
+def parser(doc, shapes_help=None):
+    """Without `shapes_help` the script has neither shapes nor policies to choose."""
     p = argparse.ArgumentParser(description=doc.split("\n\n")[0],
                                 epilog="Needs a GPU, PyTorch and a built library.")
     p.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write the report there")
     p.add_argument("--quick", action="store_true", help="half the blocks, fewer cases")
-    p.add_argument("--policy", metavar="P", help="preset or file for the qshim side")
-    p.add_argument("--shapes", metavar="LIST", help=shapes_help)
+    if shapes_help:
+        p.add_argument("--policy", metavar="P", help="preset or file for the qshim side")
+        p.add_argument("--shapes", metavar="LIST", help=shapes_help)
+    else:
+        p.set_defaults(policy=None, shapes=None)
     p.add_argument("--library", metavar="FILE", type=pathlib.Path,
                    default=ROOT / "build" / "libqshim.so", help="default: build/libqshim.so")
     p.add_argument("--commit", metavar="HASH",
@@ -360,7 +364,7 @@ def parser(doc, shapes_help):
     return p
 
 
-def parse(p, shape_type):
+def parse(p, shape_type=None):
     """Reads the command line; whatever is wrong with it ends the program with status 2."""
     arguments = p.parse_args()
     if arguments.shapes is not None:

@@ -127,7 +127,36 @@ def llama(report):
     return markdown(head, rows, text_columns=2)
 
 
-TABLES = {"linear": linear, "sweep": sweep, "layer": layer, "llama": llama}
+def host(report):
+    """Microseconds of the calling thread: a call of each side, and how many more than natively."""
+    def cell(value, sign=""):
+        return f"{value['median']:{sign}.2f} ({value['p20']:.2f}–{value['p80']:.2f})"
+    sides = list(report["results"][0]["columns"])
+    head = ["µs of the CPU", "native", *sides[1:]]
+    rows = [[f"`{row['entry']}`", cell(row["columns"]["native"]["us"]),
+             *(cell(row["columns"][s]["more"], "+") for s in sides[1:])]
+            for row in report["results"]]
+    return markdown(head, rows)
+
+
+# Steps of the quantising kernels that a call usually pays, by form of the operand.
+USUAL = {"straight": "cast", "turned": "cast", "both": "cast", "rows": "cast", "columns": "all"}
+
+
+def quantize(report):
+    """Percent of the copy's rate, a row for each size."""
+    copy = next(r["gb_s"] for r in report["results"] if r["step"] == "copy")
+    found = {(r["inner"], r["outer"], r["form"]): 100 * r["gb_s"] / copy for r in report["results"]
+             if r["step"] == USUAL.get(r["form"])}
+    sizes = list(dict.fromkeys((inner, outer) for inner, outer, _ in found))
+    head = [f"% of a copy's {copy:.0f} GB/s", *USUAL]
+    rows = [[f"{outer} × {inner}", *(f"{found[inner, outer, form]:.0f}" for form in USUAL)]
+            for inner, outer in sizes]
+    return markdown(head, rows)
+
+
+TABLES = {"linear": linear, "sweep": sweep, "layer": layer, "llama": llama, "host": host,
+          "quantize": quantize}
 
 
 def table(name, report):
