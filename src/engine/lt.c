@@ -102,8 +102,14 @@ static cublasStatus_t set_preference(const struct qs_library *library, const str
 	                                                    : 2,
 	                          16, 16};
 	const uint64_t workspace = QS_LT_WORKSPACE;
+	/* Parts of a sum over K are added up in fp32 only, if the program wants that. */
+	const uint32_t sums = key->odd & QS_ODD_REDUCED ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+	                                                : CUBLASLT_REDUCTION_SCHEME_MASK;
 	cublasStatus_t status = library->cublasLtMatmulPreferenceSetAttribute(
 	        p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+	if (!status)
+		status = library->cublasLtMatmulPreferenceSetAttribute(
+		        p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums);
 	for (size_t i = 0; !status && i < sizeof names / sizeof *names; i++)
 		status = library->cublasLtMatmulPreferenceSetAttribute(p, names[i], &align[i],
 		                                                       sizeof align[i]);

@@ -2,6 +2,7 @@
  * with the counters as proof that it was fp8 that answered. The policy forces fp8 at all sizes. */
 #include "child.h"
 #include "product.h"
+#include "softcuda/softcuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -295,7 +296,31 @@ static int scene_product(int argc, char **argv)
 	return argc == 2 ? product_scene(&tables[atoi(argv[0])][atoi(argv[1])]) : 2;
 }
 
-const struct scene scenes[] = {{"product", scene_product}, {NULL, NULL}};
+/* A product through a handle that allows sums of parts in bf16 or does not; prints how many
+ * algorithms were asked for that may make them. */
+static int scene_sums(int argc, char **argv)
+{
+	struct session session;
+	struct made made;
+	const struct product p = {.ta = T_, .m = 64, .n = 48, .k = 128};
+	session_open(&session);
+	if (argc == 1 && !strcmp(argv[0], "fp32"))
+		must((int)cublasSetMathMode(
+		             session.blas,
+		             (cublasMath_t)(CUBLAS_DEFAULT_MATH |
+		                            CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
+		     "cublasSetMathMode");
+	product_make(&made, &p, 1);
+	must((int)product_call(&made, &session), "cublasGemmEx");
+	product_fetch(&made);
+	printf("asked %ld\nloose %ld\n", softcuda_get("heuristics"),
+	       softcuda_get("loose_heuristics"));
+	product_free(&made);
+	session_close(&session);
+	return 0;
+}
+
+const struct scene scenes[] = {{"product", scene_product}, {"sums", scene_sums}, {NULL, NULL}};
 
 /* Runs row `index` under the shim and proves that fp8 served it. */
 static void serve_with(struct outcome *outcome, const char *const *env, int table, int index)
@@ -430,6 +455,21 @@ START_TEST(other_devices_and_libraries_get_K_contiguous)
 }
 END_TEST
 
+/* PyTorch's allow_bf16_reduced_precision_reduction = False. */
+START_TEST(sums_are_made_in_fp32_where_the_program_wants_it)
+{
+	const double asked[] = {1, 0}; /* loose ones */
+	static const char *const how[] = {"any", "fp32"};
+	for (int i = 0; i < 2; i++) {
+		run_scene(&outcome, SHIMMED, fp8, "sums", how[i], NULL);
+		ck_assert_uint_eq(total_replaced(&outcome), 1);
+		ck_assert_msg(printed(&outcome, "asked") == 1, "%s", outcome.out);
+		ck_assert_msg(printed(&outcome, "loose") == asked[i], "%s: %s", how[i],
+		              outcome.out);
+	}
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("fp8 products");
@@ -446,6 +486,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, large_Blackwell_takes_operands_as_they_are_stored, 0,
 	                    COUNT(layouts));
 	tcase_add_loop_test(tcase, other_devices_and_libraries_get_K_contiguous, 0, COUNT(layouts));
+	tcase_add_test(tcase, sums_are_made_in_fp32_where_the_program_wants_it);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);
 }

@@ -732,6 +732,9 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(
 	if (!p || p->magic != MAGIC_PREFERENCE || wanted < 1 || !results || !count)
 		return CUBLAS_STATUS_INVALID_VALUE;
 	*count = 0;
+	if (p->reduction &
+	    (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
+		softcuda_count(&softcuda_counters.loose_heuristics);
 	cublasStatus_t status = understand(&q, desc, a, b, c, d);
 	if (!status)
 		status = judge(&q);

@@ -40,6 +40,7 @@ extern struct sc_knobs {
 extern struct sc_counters {
 	long launches, products, products_bf16, products_fp16, products_fp32, products_fp8;
 	long allocations, frees, live, bytes, overruns, syncs, queued, ran, heuristics, captures;
+	long loose_heuristics;
 	long graph_launches, modules;
 } softcuda_counters;
 

@@ -89,6 +89,7 @@
  *   queued            pieces of work that wait to be run
  *   ran               pieces of work that were run, each node of a graph counting
  *   heuristics        calls of cublasLtMatmulAlgoGetHeuristic
+ *   loose_heuristics  those that allow sums of parts in the type of the output
  *   captures          captures begun
  *   graph_launches    graphs launched
  *   modules           images loaded
