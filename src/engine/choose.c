@@ -16,10 +16,15 @@
 /* A later candidate must be this much faster than the first to be worth leaving it. */
 #define MIN_GAIN 1.01f
 
+/* A candidate so much slower than the best of its round is timed no more. The first round has seen
+ * every clock and cache cold. */
+#define FAR_OFF_COLD 1.5f
+#define FAR_OFF      1.1f
+
 /* The times of one lane: a candidate or a rival. */
 struct lane {
-	float ms[ROUNDS - 1];
-	bool failed;
+	float ms[ROUNDS];
+	bool failed; /* or far off */
 };
 
 static int compare(const void *x, const void *y)
@@ -32,8 +37,8 @@ static float median(struct lane *lane)
 {
 	if (lane->failed)
 		return -1;
-	qsort(lane->ms, ROUNDS - 1, sizeof *lane->ms, compare);
-	return lane->ms[(ROUNDS - 1) / 2];
+	qsort(lane->ms + 1, ROUNDS - 1, sizeof *lane->ms, compare);
+	return lane->ms[1 + (ROUNDS - 1) / 2];
 }
 
 struct stopwatch {
@@ -98,14 +103,23 @@ static void time_lane(struct lane *lane, int round, struct stopwatch *watch, str
 	               (rival ? rival->run(rival->data) : (int)qs_lt_run(lt, call, candidate));
 	float ms = lane->failed ? -1 : lap(watch);
 	lane->failed |= ms < 0;
-	if (round > 0)
-		lane->ms[round - 1] = ms;
+	lane->ms[round] = ms;
+}
+
+static void drop_slow(struct lane *lanes, int count, int round)
+{
+	float best = -1;
+	for (int i = 0; i < count; i++)
+		if (!lanes[i].failed && (best < 0 || lanes[i].ms[round] < best))
+			best = lanes[i].ms[round];
+	for (int i = 0; i < count; i++)
+		lanes[i].failed |= lanes[i].ms[round] > best * (round ? FAR_OFF : FAR_OFF_COLD);
 }
 
 static void summarise(struct qs_lt *lt, struct lane *lanes, int rival_count,
                       struct qs_timing *timing)
 {
-	timing->first = timing->best = median(&lanes[0]);
+	timing->best = median(&lanes[0]);
 	for (int i = 1; i < lt->count; i++) {
 		float ms = median(&lanes[i]);
 		if (ms >= 0 && (timing->best < 0 || ms * MIN_GAIN < timing->best)) {
@@ -123,10 +137,12 @@ bool qs_lt_choose(struct qs_lt *lt, const struct qs_lt_call *call, const struct 
 	struct lane lanes[LANES] = {0};
 	struct stopwatch watch;
 	bool open = open_stopwatch(&watch, call->stream);
-	for (int round = 0; open && round < ROUNDS; round++)
+	for (int round = 0; open && round < ROUNDS; round++) {
 		for (int i = 0; i < lt->count + rival_count && !watch.late; i++)
 			time_lane(&lanes[i], round, &watch, lt, call,
 			          i < lt->count ? NULL : &rivals[i - lt->count], i);
+		drop_slow(lanes, lt->count, round);
+	}
 	close_stopwatch(&watch);
 	open &= !watch.late;
 	if (open)

@@ -15,7 +15,8 @@
 
 /* The size recommended for Hopper (cuBLAS manual, cublasSetWorkspace). */
 #define QS_LT_WORKSPACE  ((size_t)32 << 20)
-#define QS_LT_CANDIDATES 8
+#define QS_LT_ASKED      8 /* algorithms asked for, with workspace and without */
+#define QS_LT_CANDIDATES (2 * QS_LT_ASKED)
 
 /* What the two operands are; everything else is the program's own. */
 struct qs_lt_operands {
@@ -33,7 +34,7 @@ struct qs_lt {
 	pthread_mutex_t lock; /* of desc: its pointer attributes are set per call */
 	cublasLtMatmulDesc_t desc;
 	cublasLtMatrixLayout_t a, b, c, d;
-	int count; /* candidates, best first as cuBLASLt ranks them    */
+	int count; /* candidates: as cuBLASLt ranks them, then those without workspace    */
 	struct {
 		cublasLtMatmulAlgo_t algo;
 		size_t workspace; /* bytes                                            */
@@ -69,9 +70,8 @@ struct qs_rival {
 
 /* What was measured, milliseconds, medians; negative = not measured. */
 struct qs_timing {
-	float best;  /* the fastest candidate                      */
-	float first; /* the candidate cuBLASLt ranks first         */
-	float rival[2];
+	float best;     /* the fastest candidate */
+	float rival[2]; /* as given              */
 };
 
 /* Times the candidates, interleaved with up to two rivals, and makes the fastest the one in use.
