@@ -30,8 +30,9 @@ LIMIT_S = 300       # a child that has not answered by then is given up
 LEAVE_S = 20        # and one that does not leave by then is killed
 REPLY_FD = "BENCH_REPLY_FD"
 FAST_MS = 1.0       # above this, the GPU's own time is not measured apart: launching costs nothing
-OURS = ("native", "qshim", "fp8")  # columns that must not fail; the others may be unavailable
+OURS = ("native", "qshim", "nf4", "fp8")  # columns that must not fail; the others may be unavailable
 LONGEST_REPS = 32   # repetitions of a block: their launches must fit in the driver's queue
+CORES = 8           # that all children share: they never compute at the same time
 
 
 class Failed(Exception):
@@ -39,6 +40,13 @@ class Failed(Exception):
 
 
 # ---- sides --------------------------------------------------------------------------------------
+
+
+def share_cores():
+    """In a child before it starts: the same few neighbouring cores for every side. Left to the system,
+    one process may live next to the GPU for its whole life and another one far from it, which makes
+    calls that the CPU bounds differ by a third."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
 
 
 class Side:
@@ -50,7 +58,7 @@ class Side:
         self.reply, write_end = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=sys.stderr,
-            stderr=sys.stderr, pass_fds=[write_end],
+            stderr=sys.stderr, pass_fds=[write_end], preexec_fn=share_cores,
             env={**environment, REPLY_FD: str(write_end)})
         os.close(write_end)
         self.facts = None
@@ -85,6 +93,10 @@ class Side:
         """Key of each product -> (calls, calls served by an engine, reason) so far."""
         slots = support.counters(self.folder) if self.folder else []
         return {s["key"]: (s["calls"], s["replaced"], s["reason"]) for s in slots}
+
+    def kept(self):
+        """Form -> (bytes kept beside the program's own, uses so far) of this side's operands."""
+        return support.kept(self.folder) if self.folder else {}
 
     def end(self):
         """The end of its input is the child's sign to leave."""
@@ -169,6 +181,7 @@ class Effort:
     warm_reps: int = 5         # repetitions of it, at least: by the third use decisions are settled
     least_reps: int = 2        # repetitions of a block
     apart: bool = True         # measure the GPU's own time too, where launching could show
+    wake: bool = False         # bring the GPU back by untimed calls first even if not so measured
 
 
 def repetitions(effort, ms):
@@ -204,7 +217,8 @@ def measure(sides, columns, effort):
             if isinstance(results[column.label], dict):
                 continue
             answer = sides[column.side].ask("run", variant=column.variant, reps=reps,
-                                            apart_below=FAST_MS if effort.apart else 0)
+                                            apart_below=FAST_MS if effort.apart else 0,
+                                            wake=effort.wake)
             if "error" in answer:
                 results[column.label] = answer
             else:
@@ -231,10 +245,19 @@ def figures(results, base):
             continue
         out[label] = {"ms": spread([b["ms"] for b in blocks]),
                       "gpu_ms": spread([b["gpu_ms"] for b in blocks])}
-        reference = results[base]
+        reference = results.get(base, {})
         if label != base and not isinstance(reference, dict):
             for field, name in (("ms", "ratio"), ("gpu_ms", "gpu_ratio")):
                 out[label][name] = spread([r[field] / b[field] for r, b in zip(reference, blocks)])
+    return out
+
+
+def per_call(columns, calls):
+    """figures() of a step that makes `calls` calls, as those of one; ratios stay as they are."""
+    out = {label: dict(figures) for label, figures in columns.items()}
+    for figures in out.values():
+        for field in figures.keys() & {"ms", "gpu_ms"}:
+            figures[field] = {name: value / calls for name, value in figures[field].items()}
     return out
 
 

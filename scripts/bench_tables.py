@@ -155,8 +155,75 @@ def quantize(report):
     return markdown(head, rows)
 
 
-TABLES = {"linear": linear, "sweep": sweep, "layer": layer, "llama": llama, "host": host,
-          "quantize": quantize}
+def us(figures):
+    value = (figures or {}).get("ms", {}).get("median")
+    return f"{1000 * value:.1f}" if value else DASH
+
+
+def mib(size):
+    return f"{size / 2**20:.1f}" if size is not None else DASH
+
+
+def served_share(products):
+    """Of the calls between two readings, those that an engine served."""
+    calls = sum(p["calls"] for p in products)
+    return f"{100 * sum(p['replaced'] for p in products) / calls:.0f} %" if calls else DASH
+
+
+def nf4(report):
+    """Microseconds natively, ratios of the others; memory for one layer."""
+    labels = [label for label in report["results"][0]["memory"] if label != "native"]
+    titles = {"nf4": "NF4", "fp8": "frozen fp8"}
+    head = ["tokens", "hidden", "native, µs", "NF4, µs", "NF4 calls served",
+            *(titles.get(label, label) for label in labels), "eager: native, µs",
+            *(titles.get(label, label) for label in labels), "MiB: native",
+            *(titles.get(label, label) for label in labels)]
+    rows = []
+    for row in report["results"]:
+        graph, eager = row["graph"].get, row["eager"].get
+        rows.append([str(row["tokens"]), str(row["hidden"]), us(graph("native")), us(graph("nf4")),
+                     served_share(row["served"]["nf4"]),
+                     *(ratio(graph(label), spread=label == "nf4") for label in labels),
+                     us(eager("native")), *(ratio(eager(label)) for label in labels),
+                     *(mib(row["memory"].get(label)) for label in ["native", *labels])])
+    absent = f" Not installed: {', '.join(report['absent'])}." if report.get("absent") else ""
+    return ("Times a call of a replayed graph, then launched eagerly; ratios to native, above 1 is "
+            f"faster; memory of a layer without its input.{absent}\n\n" + markdown(head, rows, 2))
+
+
+def nf4_progress(row):
+    get = row["graph"].get
+    print(f"{row['tokens']} x {row['hidden']}: {us(get('native'))} us, NF4 x{ratio(get('nf4'))}, "
+          f"frozen fp8 x{ratio(get('fp8'))}", file=sys.stderr)
+
+
+DECODE_KINDS = {"graph": "CUDA graph", "products": "its products alone",
+                "lean": "lean decoder, CUDA graph", "generate": "eager generate()"}
+
+
+def gib(kept):
+    return f"{sum(size for size, _ in kept.values()) / 2**30:.1f} GiB"
+
+
+def decode(report):
+    head = ["batch", "", "native, ms a token", "NF4", "ratio", "frozen fp8", "ratio"]
+    rows = []
+    for row in report["results"]:
+        for kind, part in row["kinds"].items():
+            native, fp4, fp8 = (part["columns"].get(side) for side in ("native", "nf4", "fp8"))
+            rows.append([str(row["batch"]), DECODE_KINDS[kind], ms(native), ms(fp4),
+                         ratio(fp4, spread=True), ms(fp8), ratio(fp8, spread=True)])
+    kept = report["results"][-1]["kept"]
+    below = "".join(f" batch {batch} {side} {value:.2f}," for batch, side, value
+                    in report.get("below", [])).rstrip(",")
+    return (f"Llama, {report['results'][0]['model']}, cache of {report['results'][0]['context']} "
+            f"positions. Kept beside the bf16 weights: NF4 {gib(kept['nf4'])}, fp8 "
+            f"{gib(kept['fp8'])}. Eager generate() below {report.get('limit', DASH)}:"
+            f"{below or ' none'}.\n\n" + markdown(head, rows, 2))
+
+
+TABLES = {"linear": linear, "sweep": sweep, "layer": layer, "llama": llama, "nf4": nf4,
+          "decode": decode, "host": host, "quantize": quantize}
 
 
 def table(name, report):
@@ -188,9 +255,17 @@ def llama_lines(report):
                    f"{rate(qshim)} tokens/s", ratio(qshim)]
 
 
+def decode_lines(report):
+    for row in report["results"]:
+        columns = row["kinds"]["graph"]["columns"]
+        native, kept = columns["native"], columns["nf4"]
+        yield [f"Llama, {row['model']}: decoding a token, batch {row['batch']}, CUDA graph, NF4",
+               f"{ms(native)} ms", f"{ms(kept)} ms", ratio(kept)]
+
+
 def headline(reports):
     """The rows that say most, of those reports that are there; `reports`: name -> report or None."""
-    makers = {"llama": llama_lines, "layer": layer_lines}
+    makers = {"llama": llama_lines, "decode": decode_lines, "layer": layer_lines}
     rows = [line for name, lines in makers.items() if reports.get(name)
             for line in lines(reports[name])]
     if not rows:

@@ -22,6 +22,7 @@ WAKE_MS = 1.0         # untimed work at the start of a block
 CLOCK_HZ = 2e9        # at least the GPU's, for a wait counted in cycles
 ROTATED = 200 << 20   # bytes to rotate through: more than three times the L2 of an H200
 MOST_SETS = 24
+PASSES = 8            # before a capture: decisions are settled, and weights kept, after six
 
 
 def is_worker():
@@ -94,9 +95,10 @@ class Worker:
         self.timer.idle()
         return {"ms": last, "reps": done}
 
-    def run(self, variant, reps, apart_below):
+    def run(self, variant, reps, apart_below, wake=False):
         step = self.step(variant)
-        if apart_below:  # longer calls need no waking, and a training step would be a step too many
+        # Longer calls need no waking, and a training step would be a step too many.
+        if apart_below or wake:
             self.timer.block(step, max(1, math.ceil(WAKE_MS / max(self.ms[variant], WAKE_MS / 50))))
         self.timer.idle()
         ms, host = self.timer.block(step, reps)
@@ -155,6 +157,22 @@ def make_all(makers, case):
         except Exception as error:
             missing[name] = first_line(error)
     return steps, {}, missing
+
+
+def captured(step):
+    """Captures step() in a CUDA graph; returns the function that replays it. In the eager passes
+    before, each waited for, a library decides about the products and comes to keep the weights."""
+    import torch
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        for _ in range(PASSES):
+            step()
+            stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay
 
 
 # ---- facts --------------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
+import bench_decode  # noqa: E402
 import bench_layer  # noqa: E402
 import bench_lib  # noqa: E402
 import bench_linear  # noqa: E402
 import bench_llama  # noqa: E402
+import bench_nf4  # noqa: E402
 import bench_tables  # noqa: E402
 import bench_worker  # noqa: E402
 from bench_lib import Column, Effort  # noqa: E402
@@ -61,6 +63,9 @@ class PretendTimer:
 
 def pretended(case):
     calls = []
+    if "keep" in case and "QSHIM_OUT" in os.environ:
+        os.makedirs(os.environ["QSHIM_OUT"], exist_ok=True)
+        write_kept(os.environ["QSHIM_OUT"], os.getpid(), case["keep"])
 
     def work():
         calls.append(None)
@@ -75,9 +80,12 @@ def pretended(case):
         os.write(1, b"noise\n")
         return 1.0
 
-    steps = {"work": work, "slow": lambda: 10 * work(), "fail": fail, "noise": noise, "die": lambda: os._exit(7),
-             "sleep": lambda: time.sleep(60)}
-    return steps, {"calls": lambda: len(calls)}, {"peer": "not installed"}
+    steps = {"work": work, "slow": lambda: 10 * work(), "fail": fail, "noise": noise,
+             "die": lambda: os._exit(7), "sleep": lambda: time.sleep(60)}
+    steps |= {name: work for name in ("linear graph", "linear eager", "graph", "products",
+                                      "generate", "peer graph")}
+    answers = {"calls": lambda: len(calls), "memory linear": lambda: 6 << 20}
+    return steps, answers, {"peer": "not installed", "peer eager": "refused", "lean": "no compiler"}
 
 
 def environment():
@@ -114,6 +122,12 @@ class LockStep(unittest.TestCase):
             bench_lib.load(sides, case, {})
             return bench_lib.measure(sides, columns, effort)
 
+    def test_all_sides_have_the_same_few_cores(self):
+        with self.sides() as sides:
+            cores = [os.sched_getaffinity(s.process.pid) for s in sides.sides.values()]
+        self.assertEqual(cores[1:], cores[:-1])
+        self.assertLessEqual(len(cores[0]), bench_lib.CORES)
+
     def test_no_two_sides_run_at_the_same_time(self):
         self.measured(COLUMNS)
         spans = sorted((begin, end) for _, _, begin, end in self.logged())
@@ -148,6 +162,13 @@ class LockStep(unittest.TestCase):
                 blocks=4, block_ms=0, warm_ms=0, warm_reps=3, least_reps=2, apart=False))
             self.assertEqual(sides["native"].tell("calls"), 3 + 4 * 2)
 
+    def test_told_to_wake_a_block_has_untimed_calls_first(self):
+        effort = Effort(blocks=2, block_ms=4, warm_ms=0, warm_reps=1, apart=False, wake=True)
+        with self.sides(("native",)) as sides:
+            bench_lib.load(sides, {"ms": 0.25}, {})
+            bench_lib.measure(sides, COLUMNS[:1], effort)
+        self.assertEqual([reps for _, reps, _, _ in self.logged()], [1, 4, 16, 4, 16])
+
     def test_a_failing_column_leaves_the_others(self):
         results = self.measured([COLUMNS[0], Column("bad", "qshim", "fail"), COLUMNS[2]])
         self.assertEqual(results["bad"], {"error": "ValueError: does not work"})
@@ -161,6 +182,51 @@ class LockStep(unittest.TestCase):
         result = subprocess.run([sys.executable, __file__, "--noise"], capture_output=True)
         self.assertEqual((result.returncode, result.stdout), (0, b""))
         self.assertIn(b"noise", result.stderr)
+
+    def kept_sides(self):
+        return bench_lib.Sides(__file__, {"native": None, "nf4": {}, "fp8": {}}, HARMLESS)
+
+    def nf4_row(self, sides, kept, **case):
+        columns = bench_nf4.OWN + (("peer", "native", "peer"),)
+        return bench_nf4.measure(sides, columns, {"tokens": 1, "hidden": 4096, "ms": 3.2, **case},
+                                 Effort(blocks=2, warm_ms=0, warm_reps=1, apart=False), kept)
+
+    def test_nf4_measures_both_modes_of_a_call(self):
+        with self.kept_sides() as sides:
+            row = self.nf4_row(sides, {})
+        self.assertEqual(row["calls"], 16)
+        self.assertAlmostEqual(row["graph"]["native"]["ms"]["median"], 3.2 / 16)
+        self.assertEqual(row["eager"]["fp8"]["ratio"]["median"], 1.0)
+        self.assertEqual((row["graph"]["peer"]["ratio"]["median"], row["eager"]["peer"]),
+                         (1.0, {"error": "refused"}))
+        self.assertEqual(bench_lib.failures(row), [])
+
+    def test_what_is_kept_counts_as_memory_of_the_layers_it_was_made_of(self):
+        with self.kept_sides() as sides:
+            wide, narrow = {}, {}
+            rows = [self.nf4_row(sides, wide, keep=100), self.nf4_row(sides, wide, keep=160),
+                    self.nf4_row(sides, narrow, keep=200)]
+        own = 6 << 20
+        self.assertEqual([row["memory"]["nf4"] * 16 - own for row in rows], [107, 167, 40])
+        self.assertEqual((rows[0]["memory"]["native"], rows[0]["memory"]["peer"]),
+                         (own / 16, None))
+        self.assertEqual(rows[0]["uses"]["nf4"]["nf4"], 3)
+
+    def test_decode_measures_every_kind_per_token(self):
+        limit, bench_decode.effort_for = bench_decode.effort_for, lambda kind, quick: Effort(
+            blocks=2, block_ms=0, warm_ms=0, warm_reps=1, least_reps=1, apart=False)
+        self.addCleanup(setattr, bench_decode, "effort_for", limit)
+        with self.kept_sides() as sides:
+            row = bench_decode.measure(sides, {"batch": 8, "ms": 64.0},
+                                       ["graph", "lean", "generate"], True)
+        figures = {kind: part["columns"] for kind, part in row["kinds"].items()}
+        self.assertEqual(figures["graph"]["nf4"]["ms"]["median"], 64.0)
+        self.assertEqual(figures["generate"]["fp8"]["ms"]["median"],
+                         64.0 / bench_decode.NEW_TOKENS)
+        self.assertEqual(figures["lean"], {side: {"error": "no compiler"}
+                                           for side in bench_decode.SIDES})
+        self.assertEqual(len(bench_lib.failures(row)), 3)
+        self.assertEqual(bench_decode.slow([row]), [])
 
     def test_variants_that_are_not_to_be_had_are_named(self):
         with self.sides(("native", "qshim")) as sides:
@@ -176,12 +242,12 @@ class LockStep(unittest.TestCase):
             self.assertIsNotNone(side.process.poll())
 
     def test_a_child_that_does_not_answer_is_given_up(self):
-        limit, bench_lib.LIMIT_S = bench_lib.LIMIT_S, 0.5
-        patience, bench_lib.LEAVE_S = bench_lib.LEAVE_S, 0.5
+        limit, patience = bench_lib.LIMIT_S, bench_lib.LEAVE_S
         try:
             with self.assertRaisesRegex(bench_lib.Failed, "not answered"):
                 with self.sides(("native",)) as sides:
                     bench_lib.load(sides, {}, {})
+                    bench_lib.LIMIT_S = bench_lib.LEAVE_S = 0.5  # it has started, however slowly
                     bench_lib.measure(sides, [Column("x", "native", "sleep")], Effort())
         finally:
             bench_lib.LIMIT_S, bench_lib.LEAVE_S = limit, patience
@@ -219,6 +285,13 @@ def preserved(**variables):
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def write_kept(folder, pid, bytes_of_nf4):
+    """A counters file without slots, whose header has words about kept operands."""
+    words = [0, 0, bytes_of_nf4, 7, 1, 2, 3, 4]
+    pathlib.Path(folder, f"counters.0.{pid}.bin").write_bytes(
+        bytes(120) + b"".join(word.to_bytes(8, "little") for word in words) + bytes(72))
 
 
 def gone_within(pid, seconds):
@@ -269,6 +342,49 @@ class Figures(unittest.TestCase):
         out = bench_lib.figures({"native": {"error": "x"}, "qshim": blocks(1, 1)}, "native")
         self.assertEqual(out["native"], {"error": "x"})
         self.assertNotIn("ratio", out["qshim"])
+
+    def test_ratios_are_left_out_where_the_base_is_not_there(self):
+        self.assertNotIn("ratio", bench_lib.figures({"qshim": blocks(1, 1)}, "native")["qshim"])
+
+    def test_a_step_of_many_calls_is_divided_and_its_ratio_is_not(self):
+        out = bench_lib.per_call(bench_lib.figures(
+            {"native": blocks(8, 8), "nf4": blocks(4, 4), "bad": {"error": "x"}}, "native"), 4)
+        self.assertEqual((out["nf4"]["ms"]["median"], out["nf4"]["gpu_ms"]["p80"]), (1.0, 1.0))
+        self.assertEqual((out["nf4"]["ratio"]["median"], out["bad"]), (2.0, {"error": "x"}))
+
+    def test_bytes_and_uses_of_kept_operands_are_read_by_form(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for pid in (5, 6):
+                write_kept(folder, pid, bytes_of_nf4=35)
+            pathlib.Path(folder, "counters.0.7.bin").write_bytes(bytes(100))
+            self.assertEqual(bench_lib.support.kept(folder, 5),
+                             {"fp8": (0, 1), "fp8 turned": (0, 2), "nf4": (35, 3),
+                              "fp8 tiles": (7, 4)})
+            self.assertEqual(bench_lib.support.kept(folder)["nf4"], (70, 6))
+
+    def test_no_weight_in_four_bits_stays_in_the_cache(self):
+        for hidden in bench_nf4.HIDDEN:
+            packed = bench_nf4.layers_of(hidden) * hidden * hidden * 4.25 / 8
+            self.assertGreater(packed, 120e6)
+
+    def test_peers_have_columns_only_where_they_are_installed(self):
+        both = {"bitsandbytes": "0.50", "torchao": "0.15"}
+        labels = [label for label, *_ in bench_nf4.columns_for(both, quick=False)]
+        self.assertEqual(labels, ["native", "nf4", "fp8", "bitsandbytes", "torchao",
+                                  "torchao compiled"])
+        self.assertNotIn("torchao compiled",
+                         [label for label, *_ in bench_nf4.columns_for(both, quick=True)])
+        self.assertEqual(bench_nf4.columns_for({"torchao": None}, quick=False), bench_nf4.OWN)
+
+    def test_generate_below_the_limit_is_named(self):
+        def row(batch, **ratios):
+            return {"batch": batch, "kinds": {"generate": {"columns": {
+                "native": {"ms": {}}, **{side: {"ratio": {"median": value}}
+                                         for side, value in ratios.items()}}}}}
+        self.assertEqual(bench_decode.slow([row(1, nf4=0.99, fp8=0.97), row(8, nf4=0.98)]),
+                         [[1, "fp8", 0.97]])
+        failed = {"batch": 1, "kinds": {"generate": {"columns": {"nf4": {"error": "x"}}}}}
+        self.assertEqual(bench_decode.slow([failed]), [[1, "nf4", 0.0]])
 
     def test_served_counts_what_was_called_between_two_readings(self):
         before = {"a": (5, 5, "auto"), "b": (3, 0, "small")}
@@ -366,6 +482,24 @@ def llama_report():
                                          "losses": {"native": [9.0, 8.1], "qshim": [9.0, 8.2]}}])
 
 
+def nf4_report(**more):
+    row = {"tokens": 32, "hidden": 8192, "calls": 4, "uses": {}, "eager": {
+        "native": figure(0.04), "nf4": figure(0.02, 2.0), "fp8": {"error": "x"}},
+        "graph": {"native": figure(0.0342), "nf4": figure(0.0125, 2.74), "fp8": figure(0.02, 1.7)},
+        "memory": {"native": 128 << 20, "nf4": 162 << 20, "fp8": None},
+        "served": {"nf4": [{"calls": 8, "replaced": 6}], "fp8": []}}
+    return report_of("bench_nf4.py", [row], absent=["bitsandbytes", "torchao"], **more)
+
+
+def decode_report(below=()):
+    columns = {"native": figure(7.83), "nf4": figure(5.0, 1.57), "fp8": figure(6.0, 1.3)}
+    row = {"batch": 8, "model": "8 B", "context": 512,
+           "kinds": {kind: {"columns": columns} for kind in bench_decode.KINDS},
+           "kept": {"nf4": {"nf4": (4 << 30, 9)}, "fp8": {"fp8": (5 << 30, 1),
+                                                          "fp8 tiles": (1 << 29, 1)}}}
+    return report_of("bench_decode.py", [row], limit=0.98, below=list(below))
+
+
 class Tables(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -387,7 +521,7 @@ class Tables(unittest.TestCase):
         return out
 
     def test_a_report_that_is_not_there_says_not_measured(self):
-        for name in ("linear", "sweep", "layer", "llama", "summary"):
+        for name in (*bench_tables.TABLES, "summary"):
             self.assertEqual(self.results_table(name, self.folder.name),
                              (0, "not measured on this commit", ""))
 
@@ -438,6 +572,47 @@ class Tables(unittest.TestCase):
                                  "| 0.45 | 1.27 | 94 % | 8.1000 / 8.2000 |")
         self.assertTrue(out[3].startswith("| 1.1 B | prefill |") and out[3].endswith("| – |"))
 
+    def test_host_has_the_native_time_and_what_each_way_adds(self):
+        def spread(median):
+            return {"p20": median - 0.1, "median": median, "p80": median + 0.1}
+        rows = [{"entry": "cublasGemmEx", "columns": {
+            "native": {"us": spread(3.0), "more": spread(0.0)},
+            "passed": {"us": spread(3.1), "more": spread(0.1)},
+            "replaced": {"us": spread(7.5), "more": spread(4.5)}}}]
+        out = self.table("host", report_of("bench_host.py", rows)).splitlines()
+        self.assertEqual(out[0], "| µs of the CPU | native | passed | replaced |")
+        self.assertEqual(out[2], "| `cublasGemmEx` | 3.00 (2.90–3.10) | +0.10 (0.00–0.20) "
+                                 "| +4.50 (4.40–4.60) |")
+
+    def test_quantize_has_percents_of_the_copy_by_size_and_form(self):
+        def row(step, form, gb_s):
+            return {"step": step, "form": form, "inner": 4096, "outer": 8192, "gb_s": gb_s}
+        rows = [row("copy", "", 4000.0), row("cast", "straight", 3200.0),
+                row("all", "straight", 1.0), row("cast", "turned", 3000.0),
+                row("cast", "both", 2800.0), row("cast", "rows", 3400.0),
+                row("cast", "columns", 1.0), row("all", "columns", 2000.0)]
+        out = self.table("quantize", report_of("bench_quantize.py", rows)).splitlines()
+        self.assertEqual(out[0], "| % of a copy's 4000 GB/s | straight | turned | both | rows "
+                                 "| columns |")
+        self.assertEqual(out[2], "| 8192 × 4096 | 80 | 75 | 70 | 85 | 50 |")
+
+    def test_nf4_has_times_ratios_and_memory_and_says_which_peer_is_absent(self):
+        out = self.table("nf4", nf4_report()).splitlines()
+        self.assertIn("Not installed: bitsandbytes, torchao.", out[0])
+        self.assertEqual(out[4], "| 32 | 8192 | 34.2 | 12.5 | 75 % | 2.74 (2.73–2.75) | 1.70 "
+                                 "| 40.0 | 2.00 | – | 128.0 | 162.0 | – |")
+        self.assertEqual(len({line.count("|") for line in out[2:5]}), 1)
+
+    def test_decode_has_a_row_for_each_kind_and_says_what_is_kept_and_what_is_slow(self):
+        out = self.table("decode", decode_report()).splitlines()
+        self.assertIn("NF4 4.0 GiB, fp8 5.5 GiB", out[0])
+        self.assertIn("generate() below 0.98: none.", out[0])
+        self.assertEqual(out[4], "| 8 | CUDA graph | 7.830 | 5.000 | 1.57 (1.56–1.58) | 6.000 "
+                                 "| 1.30 (1.29–1.31) |")
+        self.assertEqual(len(out[4:-2]), len(bench_decode.KINDS))
+        out = self.table("decode", decode_report([[8, "nf4", 0.91], [8, "fp8", 0.9]]))
+        self.assertIn("below 0.98: batch 8 nf4 0.91, batch 8 fp8 0.90.", out)
+
     def test_a_sweep_without_a_slow_size_shows_the_worst(self):
         fine, slow = linear_row(), linear_row(m=7)
         out = self.table("sweep", report_of("bench_linear.py", [fine], worst=fine, below=[],
@@ -456,6 +631,9 @@ class Tables(unittest.TestCase):
         self.write("llama", llama_report())
         _, out, _ = self.results_table("summary", self.folder.name)
         self.assertEqual(len(out.splitlines()), 2 + 2 + 1)
+        self.write("decode", decode_report())
+        _, out, _ = self.results_table("summary", self.folder.name)
+        self.assertIn("batch 8, CUDA graph, NF4 | 7.830 ms | 5.000 ms | 1.57 |", out)
 
 
 class Reports(unittest.TestCase):
@@ -514,7 +692,8 @@ class CommandLines(unittest.TestCase):
 
     def test_mistakes_end_with_status_2_before_anything_runs(self):
         here = ["--library", __file__]
-        for script in ("bench_linear.py", "bench_layer.py", "bench_llama.py"):
+        for script in ("bench_linear.py", "bench_layer.py", "bench_llama.py", "bench_nf4.py",
+                       "bench_decode.py"):
             self.assertIn("--nonsense", self.refused(script, *here, "--nonsense"))
             self.assertIn("no/such is missing", self.refused(script, "--library", "no/such"))
             self.assertIn("--shapes", self.refused(script, *here, "--shapes", "12x"))
@@ -526,6 +705,14 @@ class CommandLines(unittest.TestCase):
         for text in ("", "8x16", "8x16x32x64", "8x16x0", "8x16x-1", "8x16x32:bwd", "8x16x32 9"):
             with self.assertRaises(bench_lib.argparse.ArgumentTypeError):
                 bench_linear.shape(text)
+
+    def test_sizes_of_a_decode_and_of_a_square_layer(self):
+        self.assertEqual(bench_decode.batch_of("8"), {"batch": 8})
+        self.assertEqual(bench_nf4.shape("8x4096"), {"tokens": 8, "hidden": 4096})
+        for read, text in ((bench_decode.batch_of, "0"), (bench_decode.batch_of, "1x2"),
+                           (bench_nf4.shape, "8"), (bench_nf4.shape, "8x16x32")):
+            with self.assertRaises(bench_lib.argparse.ArgumentTypeError):
+                read(text)
 
     def test_the_sizes_a_script_has_by_itself_are_valid(self):
         for text in f"{bench_linear.FULL},{bench_linear.QUICK}".split(","):
