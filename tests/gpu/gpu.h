@@ -31,6 +31,7 @@
 	X(cuModuleGetFunction)                                                                     \
 	X(cuFuncGetAttribute)                                                                      \
 	X(cuLaunchKernel)                                                                          \
+	X(cuLaunchKernelEx)                                                                        \
 	X(cuMemAlloc_v2)                                                                           \
 	X(cuMemFree_v2)                                                                            \
 	X(cuMemGetInfo_v2)                                                                         \
@@ -52,6 +53,7 @@ struct gpu {
 	CUdevice device;             /* the first             */
 	int sms;                     /* its multiprocessors   */
 	int l2;                      /* bytes of its L2 cache */
+	unsigned early;              /* 1 = kernels of quantise.cu wait for the work ahead */
 	CUfunction quantise, repair; /* kernels/quantise.cu   */
 	CUfunction rows, amax_columns, cast_columns;
 };
@@ -116,6 +118,9 @@ static inline void gpu_open(void)
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.rows, module, QS_KERNEL_QUANTISE_ROWS));
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.amax_columns, module, QS_KERNEL_AMAX_COLUMNS));
 	GPU_CHECK(gpu.cuModuleGetFunction(&gpu.cast_columns, module, QS_KERNEL_CAST_COLUMNS));
+	int ptx = 0;
+	GPU_CHECK(gpu.cuFuncGetAttribute(&ptx, CU_FUNC_ATTRIBUTE_PTX_VERSION, gpu.repair));
+	gpu.early = ptx >= 90;
 }
 
 /* Ends the program with status 77, which means skipped, if there is no GPU. Asks in a child: a
@@ -151,6 +156,25 @@ static inline void gpu_launch(CUfunction kernel, unsigned blocks, unsigned threa
 {
 	void *params[] = {argument};
 	GPU_CHECK(gpu.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, NULL, params, NULL));
+}
+
+/* A kernel of quantise.cu, started before the work ahead ends where it allows that, as the library
+ * does. */
+static inline void gpu_launch_early(CUfunction kernel, unsigned blocks, unsigned threads,
+                                    struct qs_quantise_args *args)
+{
+	CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+	                           .value.programmaticStreamSerializationAllowed = 1};
+	const CUlaunchConfig config = {.gridDimX = blocks,
+	                               .gridDimY = 1,
+	                               .gridDimZ = 1,
+	                               .blockDimX = threads,
+	                               .blockDimY = 1,
+	                               .blockDimZ = 1,
+	                               .attrs = &early,
+	                               .numAttrs = gpu.early};
+	void *params[] = {args};
+	GPU_CHECK(gpu.cuLaunchKernelEx(&config, kernel, params, NULL));
 }
 
 #endif

@@ -7,6 +7,7 @@
 #ifndef QS_TESTS_ORACLE_H
 #define QS_TESTS_ORACLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,8 +17,10 @@ struct qs_oracle_kernel {
 	size_t param_bytes[4]; /* size of each argument, 0 ends the list */
 };
 
-/* Every kernel of the library, ended by name == NULL. */
+/* The kernels of quantise.cu, of nf4.cu and of hash.cu, each ended by name == NULL. */
 extern const struct qs_oracle_kernel qs_oracle_kernels[];
+extern const struct qs_oracle_kernel qs_oracle_nf4_kernels[];
+extern const struct qs_oracle_kernel qs_oracle_hash_kernels[];
 
 /* Conversions, defined for all inputs. fp8 is e4m3 ("fn": no infinities, 0x7f and 0xff are NaN). */
 float qs_oracle_bf16_to_float(uint16_t bits);
@@ -25,5 +28,26 @@ uint16_t qs_oracle_float_to_bf16(float value); /* round to nearest even, NaN sta
 float qs_oracle_e4m3_to_float(uint8_t bits);
 uint8_t qs_oracle_float_to_e4m3(float value); /* nearest even, saturating; NaN and Inf -> 0x7f */
 float qs_oracle_e5m2_to_float(uint8_t bits);
+
+/* NF4: the code of a number of [-1, 1], a tie going to the lower one; NaN gives 0. */
+uint8_t qs_oracle_nf4_code(float value);
+/* Codes of 64 bf16 numbers and the bits of their absmax by the rules of kernels/nf4.h. */
+uint16_t qs_oracle_nf4_block(const uint16_t *block, uint8_t *codes, bool *finite);
+
+/* Packed tiles of an n x k weight as bitsandbytes keeps it, and torchao too: codes[n * k / 2], row
+ * by row, the first of a pair in the upper four bits, and absmax[n * k / 64]. */
+void qs_oracle_nf4_to_flat(const uint8_t *packed, int64_t n, int64_t k, uint8_t *codes,
+                           float *absmax);
+/* The other way. Returns how many absmax are no bf16 number and were rounded: none of a weight that
+ * was bf16, unless the absmax were quantised themselves. */
+int64_t qs_oracle_nf4_from_flat(const uint8_t *codes, const float *absmax, int64_t n, int64_t k,
+                                uint8_t *packed);
+/* Nested absmax of bitsandbytes: map[codes[i]] * absmax2[i / 256] + offset, rounded twice. */
+void qs_oracle_nf4_nested_absmax(const uint8_t *codes, const float *map, const float *absmax2,
+                                 float offset, int64_t count, float *absmax);
+/* Quantised absmax of torchao for a bf16 weight, rounded to bf16 twice: scalers[i] / factor + mean,
+ * a factor for each `block` of them. factor and mean are bits of bf16. */
+void qs_oracle_nf4_torchao_absmax(const int8_t *scalers, const uint16_t *factor, uint16_t mean,
+                                  int64_t count, int64_t block, float *absmax);
 
 #endif

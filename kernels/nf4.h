@@ -1,0 +1,326 @@
+/* Products of few tokens with weights kept in 4 or 8 bits: storage, kernel names, parameters, and
+ * launch geometry.
+ *
+ * Shared by the CUDA kernels (nf4.cu), the engine that launches them, and their C references
+ * (tests/oracle/nf4.c). Plain C, fixed-width types, no CUDA headers.
+ *
+ * A weight W is n rows (outputs) of k contiguous bf16, ld apart, k a multiple of 64. Activations X
+ * are `tokens` rows of k bf16, ldx apart; D is `tokens` rows of n, ldd apart. D = X W', in cuBLAS's
+ * words the TN product with m = n and n = tokens.
+ *
+ * Storage. W is cut into tiles of 64 rows x 64 columns, numbered along k first; the last tiles
+ * along n are filled up with zeros. Inside a tile, elements lie as mma.m16n8k16 wants its A
+ * operand: with row = 16 w + 8 high + g and column = 16 step + 8 half + 2 t + odd, lane = 32 w + 4
+ * g + t NF4: byte  16 lane + 4 step + 2 half + high            odd = 0 in the upper four bits fp8:
+ * byte  16 lane + 2048 (step / 2) + 8 (step % 2) + 4 half + 2 odd + high An NF4 tile ends with the
+ * bf16 absmax of its 64 rows, row above at 16 w + 2 g + high. That is 4.25 bits a weight. An fp8
+ * weight has one fp32 scale for each row besides.
+ *
+ * NF4 numbers are those of bitsandbytes's CUDA kernels, bit for bit: absmax = max |x| of 64
+ * elements along k; code(x * (1 / absmax)) by comparing with the midpoints between the codebook's
+ * values, a tie going to the lower code. Exceptions: a block whose absmax is below the least normal
+ * number, or is not finite, has absmax 0 and code 7 everywhere, that is zeros; in the second case
+ * the descriptor says `nonfinite`, and the copy must not be used. fp8 numbers are e4m3 by the rules
+ * of quantise.h, with a scale for each row.
+ */
+#ifndef QS_KERNELS_NF4_H
+#define QS_KERNELS_NF4_H
+
+#include <stdint.h>
+
+#include "kernels/quantise.h"
+
+#ifdef __CUDACC__
+#define QS_TABLE static __constant__ const
+#else
+#define QS_TABLE static const
+#endif
+
+#define QS_WEIGHT_TILE    64                        /* rows and columns of a tile            */
+#define QS_NF4_CODE_BYTES 2048                      /* of a tile, before its absmax          */
+#define QS_NF4_TILE_BYTES (QS_NF4_CODE_BYTES + 128) /* a multiple of 128                     */
+#define QS_FP8_TILE_BYTES 4096                      /* of an fp8 tile                        */
+#define QS_TOKENS_MAX     64                        /* of a product                          */
+#define QS_AMAX_LEAST     0x0080                    /* bits of bf16: least normal number     */
+
+/* What the products take codes for: the codebook times a constant, rounded to bf16, and the
+ * constant that undoes it. Rounded as it is, the codebook is off by 58 dB; the constant is the one
+ * for which the 16 values happen to fall closest to bf16 numbers, for normally distributed weights:
+ * 62 dB. (What bitsandbytes multiplies with, rounded element by element, is off by 55 dB.) */
+#define QS_NF4_UNSCALE 0x1.645dc6p-1f
+QS_TABLE uint16_t qs_nf4_scaled[16] = {
+        0xbfb8, 0xbf80, 0xbf41, 0xbf11, 0xbed1, 0xbe88, 0xbe06, 0x0000,
+        0x3dea, 0x3e6d, 0x3eb5, 0x3ef9, 0x3f22, 0x3f4f, 0x3f85, 0x3fb8,
+};
+
+/* The codebook as bits of fp32, and the least number above which code i + 1 is better than i. */
+QS_TABLE uint32_t qs_nf4_codebook[16] = {
+        0xbf800000, 0xbf3239b1, 0xbf066b30, 0xbeca32a0, 0xbe91a24d, 0xbe3d353f,
+        0xbdba7871, 0x00000000, 0x3da2faff, 0x3e24cae3, 0x3e7c04dd, 0x3ead033a,
+        0x3ee1a4b8, 0x3f1007ab, 0x3f3913b3, 0x3f800000,
+};
+QS_TABLE uint32_t qs_nf4_midpoints[15] = {
+        0xbf591cd8, 0xbf1c5270, 0xbeeb8480, 0xbeadea76, 0xbe703cec,
+        0xbe0d38bc, 0xbd3a7871, 0x3d22faff, 0x3df64862, 0x3e5067e0,
+        0x3e9582d4, 0x3ec753f9, 0x3f006d04, 0x3f248daf, 0x3f5c89da,
+};
+
+/* A packed weight as kernels see it, in device memory, so that a captured graph sees what changes.
+ * Zero it before packing. 64 bytes, aligned to 16. */
+struct qs_weight {
+	uint64_t packed;  /* device pointer to the tiles; set by packing                         */
+	uint64_t scale;   /* device pointer, float[n], fp8 only; set by packing                  */
+	uint32_t valid;   /* products may use the tiles; set by the host, cleared by products    */
+	uint32_t failed;  /* a product found that the source has changed; cleared by the host    */
+	uint32_t turn;    /* number of sampling products so far: which row is compared next      */
+	uint32_t readers; /* blocks of the running product that know `turn`; zero between them   */
+	uint32_t amax;    /* bits of fp32: largest absmax; set by packing                        */
+	uint32_t nonfinite; /* W holds NaN or Inf: the tiles are not used; set by packing */
+	uint32_t pad[6]; /* zero                                                                */
+};
+
+/* Parameter of qs_nf4_pack and qs_fp8_pack. 64 bytes. */
+struct qs_pack_args {
+	uint64_t source; /* device pointer, bf16, 2-byte aligned; faster if rows are 16-byte aligned
+	                  */
+	uint64_t packed; /* device pointer, tiles, 128-byte aligned, written */
+	uint64_t scale;  /* device pointer, float[n], written by qs_fp8_pack  */
+	uint64_t weight; /* device pointer, struct qs_weight, zeroed before */
+	int64_t ld; /* distance of rows, elements                                                */
+	int64_t n;  /* rows                                                                      */
+	int64_t k;  /* columns, a multiple of 64                                                 */
+	uint64_t when; /* device pointer, uint32_t: nothing is done where it is 0; or 0: always */
+};
+
+/* Parameter of qs_nf4_expand. A target may be 0: not wanted. 64 bytes. */
+struct qs_expand_args {
+	uint64_t weight; /* device pointer, struct qs_weight: packed and amax are read            */
+	uint64_t straight; /* device pointer, e4m3[n][k], 16-byte aligned, or 0 */
+	uint64_t turned; /* device pointer, e4m3[k][n padded to 16], 16-byte aligned, or 0        */
+	uint64_t scale;  /* device pointer, float: the dequantisation scale of both, or 0; NaN where
+	                    the weight is nonfinite, so that it shows                            */
+	uint64_t bf16;   /* device pointer, bf16[n][k], 16-byte aligned, or 0                     */
+	int64_t n, k;    /* of the weight                                                         */
+	uint64_t pad;    /* zero                                                                  */
+};
+
+#define QS_ACTIVATION_NONE 0
+#define QS_ACTIVATION_RELU 1
+#define QS_ACTIVATION_GELU 2 /* 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+
+#define QS_PRODUCT_FP32   1 /* D is fp32, not bf16                                                */
+#define QS_PRODUCT_FROZEN 2 /* the source is not sampled */
+#define QS_PRODUCT_EARLY  4 /* tiles were complete before the work ahead in the stream began */
+
+/* Parameter of the products. 128 bytes. */
+struct qs_product_args {
+	uint64_t weight;     /* device pointer, struct qs_weight                                  */
+	uint64_t packed;     /* device pointer, its tiles, or 0: see below                        */
+	uint64_t scale;      /* device pointer, fp8 with `packed`: its scales                     */
+	uint64_t source;     /* device pointer, W itself, bf16                                    */
+	uint64_t x;          /* device pointer, bf16; faster if rows are 16-byte aligned          */
+	uint64_t d;          /* device pointer, bf16 or fp32; read if beta is not 0               */
+	uint64_t bias;       /* device pointer, bf16[n], or 0                                     */
+	int64_t ld;          /* distances of rows in elements: of W                               */
+	int64_t ldx;         /* of X                                                              */
+	int64_t ldd;         /* of D                                                              */
+	int64_t n, k;        /* of W                                                              */
+	float alpha, beta;   /* see below                                                         */
+	uint32_t tokens;     /* 1..64                                                             */
+	uint32_t activation; /* QS_ACTIVATION_*                                                   */
+	uint32_t flags;      /* QS_PRODUCT_*                                                      */
+	uint32_t strips;     /* rows of tiles that a block works on: 1, 2 or 4                    */
+	uint32_t split;      /* blocks that share a sum over k: the size of a cluster             */
+	uint32_t stages;     /* of a block's pipeline                                             */
+};
+
+/*
+ * Kernels, each `extern "C" __global__ void NAME(ARGS)`, launched with a one-dimensional grid.
+ * Indices are 64 bits wide.
+ *
+ * qs_nf4_pack    (struct qs_pack_args) makes the tiles, reading 2 bytes and writing 0.53 for each
+ *                weight. Any number of blocks of QS_PACK_THREADS is right. Sets weight->packed,
+ *                amax and nonfinite.
+ * qs_fp8_pack    the same for e4m3 tiles and their scales; reads W twice.
+ * qs_nf4_expand  (struct qs_expand_args) makes fp8 operands of cuBLASLt, or the bf16 weights that
+ *                bitsandbytes would restore, bit for bit. The scale is that of quantise.h for amax;
+ *                padding is zero. Any number of blocks of QS_PACK_THREADS is right.
+ *
+ * qs_w4a16_T, qs_w8a16_T (struct qs_product_args), T = 8, 16, 32 or 64 at least `tokens`:
+ *   D = activation(alpha * X W' + beta * D + bias), each product exact, sums in fp32. A row of D
+ * has the same bits for every number of tokens and in every run on the same kind of GPU. Where the
+ * tiles are not valid W itself is multiplied, slower. Unless frozen, each block compares one row,
+ * turn modulo 64, of every tile it works on with what W now makes of it. On a difference it clears
+ * `valid`, sets `failed`, and computes its part from W itself. Whatever changes in W is so seen
+ * within 64 calls, and what changes many rows at once. A call that gives `packed` starts to load
+ * tiles before it knows whether they are valid: the memory must stay mapped as long as the call may
+ * run, in a captured graph too. Where the descriptor names other tiles by then, they count as not
+ * valid. Otherwise the kernel looks them up first. X, D and bias must not overlap W's copy; X must
+ * be below 2^120 in magnitude. Launched by the geometry of qs_product_plan, as clusters of
+ * `cluster` blocks. Code made for compute capability 9.0 or later waits itself for the work ahead
+ * of it in the stream: it may be launched with
+ * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. It then loads tiles before that work has
+ * ended if the call is QS_PRODUCT_EARLY and gives `packed`.
+ */
+#define QS_KERNEL_NF4_PACK   "qs_nf4_pack"
+#define QS_KERNEL_FP8_PACK   "qs_fp8_pack"
+#define QS_KERNEL_NF4_EXPAND "qs_nf4_expand"
+#define QS_PRODUCT_KINDS     4 /* of T */
+static const char *const qs_kernel_w4a16[QS_PRODUCT_KINDS] = {
+        "qs_w4a16_8",
+        "qs_w4a16_16",
+        "qs_w4a16_32",
+        "qs_w4a16_64",
+};
+static const char *const qs_kernel_w8a16[QS_PRODUCT_KINDS] = {
+        "qs_w8a16_8",
+        "qs_w8a16_16",
+        "qs_w8a16_32",
+        "qs_w8a16_64",
+};
+
+#define QS_PACK_THREADS       256
+#define QS_PACK_BLOCKS_PER_SM 4
+
+#define QS_STRIPS_MAX     4                 /* row tiles of a block: 4 warps work on each        */
+#define QS_SPLIT_MAX      4                 /* blocks of a cluster                               */
+#define QS_GROUPS         4                 /* groups of 4 warps that multiply                   */
+#define QS_MULTIPLIERS    (QS_GROUPS * 128) /* their threads: all there are, except on Hopper    */
+#define QS_HOPPER_THREADS (QS_MULTIPLIERS + 128) /* and warps for tiles, for X, 2 for sampling */
+#define QS_STAGES_MAX     8
+#define QS_PARTIAL_PITCH  68    /* floats of a token's sums over the 64 rows of a tile       */
+#define QS_CONTROL_BYTES  1024  /* barriers and flags                                        */
+#define QS_TABLE_BYTES    65536 /* of codes, a copy for each bank                            */
+#define QS_SAMPLE_STEPS   8     /* sampled rows of W on their way                            */
+#define QS_SAMPLE_BYTES   (QS_SAMPLE_STEPS * QS_GROUPS * 128)
+/* Hopper: pipeline and control end where the table begins, at a multiple of 64 KiB of the shared
+ * address space, of which the system keeps the first KiB. Sampled rows follow the table. */
+#define QS_HOPPER_TABLE    (2 * QS_TABLE_BYTES)
+#define QS_HOPPER_PIPELINE (QS_HOPPER_TABLE - 1024 - QS_CONTROL_BYTES)
+#define QS_HOPPER_SHARED   (QS_HOPPER_TABLE + QS_TABLE_BYTES + QS_SAMPLE_BYTES)
+/* Elsewhere: the table, in whose place the partial sums come, and control. */
+#define QS_SHARED_PARTIALS (QS_GROUPS * QS_TOKENS_MAX * QS_PARTIAL_PITCH * 4)
+#define QS_SHARED_BYTES    (QS_SHARED_PARTIALS + QS_CONTROL_BYTES)
+
+/* What the products need to know of a device. */
+struct qs_product_device {
+	int sms;    /* multiprocessors                                                         */
+	int hopper; /* compute capability is 9.0                                               */
+	int clusters[3]; /* Hopper: how many clusters of 1, 2 and 4 blocks of QS_HOPPER_THREADS and
+	                  * QS_HOPPER_SHARED bytes run at once; cuOccupancyMaxActiveClusters tells
+	                  */
+};
+
+/* Launch geometry of a product. */
+struct qs_product_geometry {
+	uint32_t kind;    /* index of T, 0..3                         */
+	uint32_t blocks;  /* grid                                     */
+	uint32_t threads; /* of a block                               */
+	uint32_t cluster; /* blocks of a cluster; 1 = plain launch    */
+	uint32_t shared;  /* bytes of dynamic shared memory           */
+};
+
+QS_INLINE int64_t qs_weight_tiles(int64_t n, int64_t k)
+{
+	return qs_shares(n, QS_WEIGHT_TILE) * (k / QS_WEIGHT_TILE);
+}
+
+static inline int64_t qs_nf4_bytes(int64_t n, int64_t k)
+{
+	return qs_weight_tiles(n, k) * QS_NF4_TILE_BYTES;
+}
+
+static inline int64_t qs_fp8_bytes(int64_t n, int64_t k)
+{
+	return qs_weight_tiles(n, k) * QS_FP8_TILE_BYTES;
+}
+
+/* Blocks that fill a device with the packing of n x k, or with its expansion. */
+static inline uint32_t qs_pack_blocks(int64_t n, int64_t k, int sms)
+{
+	return qs_at_most(qs_weight_tiles(n, k), (int64_t)sms * QS_PACK_BLOCKS_PER_SM);
+}
+
+static inline uint32_t qs_product_kind(uint32_t tokens)
+{
+	return tokens <= 8 ? 0 : tokens <= 16 ? 1 : tokens <= 32 ? 2 : 3;
+}
+
+/* Bytes of a stage: X of the tiles' columns, then the tiles. */
+QS_INLINE int64_t qs_stage_bytes(int64_t tile_bytes, int64_t strips, int64_t padded_tokens)
+{
+	return QS_GROUPS / strips * padded_tokens * 2 * QS_WEIGHT_TILE +
+	       (QS_GROUPS * tile_bytes + 1023) / 1024 * 1024;
+}
+
+/* Steps that a block takes: each is a tile of each row of tiles, times the groups that share one.
+ */
+QS_INLINE int64_t qs_product_steps(int64_t k, int64_t strips, int64_t split)
+{
+	return qs_shares(qs_shares(k / QS_WEIGHT_TILE, split), QS_GROUPS / strips);
+}
+
+/* What a product takes, in bytes that a multiprocessor reads: tiles, X of 32 tokens, and what could
+ * be read while a wave of blocks starts and ends. */
+static inline int64_t qs_product_cost(int64_t n, int64_t k, int64_t tile_bytes, int64_t strips,
+                                      int64_t split, int64_t clusters)
+{
+	const int64_t waves = qs_shares(qs_shares(n, strips * QS_WEIGHT_TILE), clusters);
+	const int64_t x_bytes = QS_GROUPS / strips * 32 * 2 * QS_WEIGHT_TILE;
+	return waves * (qs_product_steps(k, strips, split) * (QS_GROUPS * tile_bytes + x_bytes) +
+	                65536 + split * 4096);
+}
+
+/* Chooses strips and split by n and k alone, so that the number of tokens changes no bit. */
+static inline void qs_product_split(struct qs_product_args *args, int64_t tile_bytes,
+                                    const struct qs_product_device *device)
+{
+	int64_t least = INT64_MAX;
+	for (int strips = QS_STRIPS_MAX; strips >= 1; strips /= 2)
+		for (int i = 0; i < 3; i++) {
+			if (device->clusters[i] < 1)
+				continue;
+			const int64_t cost = qs_product_cost(args->n, args->k, tile_bytes, strips,
+			                                     1 << i, device->clusters[i]);
+			if (cost >= least)
+				continue;
+			least = cost;
+			args->strips = (uint32_t)strips;
+			args->split = 1u << i;
+		}
+}
+
+/* Says how to launch args with its strips and split, and sets its stages. */
+static inline struct qs_product_geometry qs_product_geometry(struct qs_product_args *args, int fp8,
+                                                             const struct qs_product_device *device)
+{
+	const int64_t tile_bytes = fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES;
+	struct qs_product_geometry geometry = {.kind = qs_product_kind(args->tokens)};
+	args->stages = 1;
+	geometry.threads = QS_MULTIPLIERS;
+	geometry.shared = QS_SHARED_BYTES;
+	if (device->hopper) {
+		const int64_t bytes = qs_stage_bytes(tile_bytes, args->strips, 8 << geometry.kind);
+		const int64_t steps = qs_product_steps(args->k, args->strips, args->split);
+		args->stages = qs_at_most(QS_HOPPER_PIPELINE / bytes,
+		                          steps < QS_STAGES_MAX ? steps : QS_STAGES_MAX);
+		geometry.threads = QS_HOPPER_THREADS;
+		geometry.shared = QS_HOPPER_SHARED;
+	}
+	geometry.cluster = args->split;
+	geometry.blocks = (uint32_t)(qs_shares(args->n, (int64_t)args->strips * QS_WEIGHT_TILE) *
+	                             args->split);
+	return geometry;
+}
+
+/* Completes args and says how to launch. */
+static inline struct qs_product_geometry qs_product_plan(struct qs_product_args *args, int fp8,
+                                                         const struct qs_product_device *device)
+{
+	args->strips = args->split = 1;
+	if (device->hopper)
+		qs_product_split(args, fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES, device);
+	return qs_product_geometry(args, fp8, device);
+}
+
+#endif

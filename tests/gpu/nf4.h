@@ -1,0 +1,103 @@
+/* The kernels of kernels/nf4.cu as their test and their benchmark launch them. */
+#ifndef QS_TESTS_GPU_NF4_H
+#define QS_TESTS_GPU_NF4_H
+
+#include "kernels/nf4.h"
+#include "tests/gpu/gpu.h"
+
+struct nf4_gpu {
+	__typeof__(cuFuncSetAttribute) *cuFuncSetAttribute;
+	__typeof__(cuLaunchKernelEx) *cuLaunchKernelEx;
+	__typeof__(cuOccupancyMaxActiveClusters) *cuOccupancyMaxActiveClusters;
+	struct qs_product_device device;
+	CUfunction pack, fp8_pack, expand;
+	CUfunction product[2][QS_PRODUCT_KINDS]; /* by fp8, T */
+};
+
+static struct nf4_gpu nf4;
+
+static inline CUfunction nf4_function(CUmodule module, const char *name)
+{
+	CUfunction function;
+	GPU_CHECK(gpu.cuModuleGetFunction(&function, module, name));
+	return function;
+}
+
+/* Products take more shared memory than a kernel gets unasked. */
+static inline CUfunction nf4_product_function(CUmodule module, const char *name)
+{
+	const CUfunction function = nf4_function(module, name);
+	GPU_CHECK(nf4.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+	                                 nf4.device.hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES));
+	return function;
+}
+
+/* A launch of a product; `attributes` has room for two. `early`: it may begin before the work ahead
+ * in the stream has ended. */
+static inline CUlaunchConfig nf4_config(const struct qs_product_geometry *geometry,
+                                        CUlaunchAttribute *attributes, int early, CUstream stream)
+{
+	CUlaunchConfig config = {.gridDimX = geometry->blocks, .gridDimY = 1, .gridDimZ = 1};
+	config.blockDimX = geometry->threads;
+	config.blockDimY = config.blockDimZ = 1;
+	config.sharedMemBytes = geometry->shared;
+	config.hStream = stream;
+	config.attrs = attributes;
+	attributes[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+	attributes[0].value.clusterDim.x = geometry->cluster;
+	attributes[0].value.clusterDim.y = attributes[0].value.clusterDim.z = 1;
+	attributes[1].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+	attributes[1].value.programmaticStreamSerializationAllowed = 1;
+	config.numAttrs = nf4.device.hopper ? 1 + (early != 0) : 0;
+	return config;
+}
+
+static inline CUresult nf4_launch(const struct qs_product_args *args,
+                                  const struct qs_product_geometry *geometry, int fp8, int early,
+                                  CUstream stream)
+{
+	CUlaunchAttribute attributes[2];
+	void *params[] = {(void *)(uintptr_t)args};
+	const CUlaunchConfig config = nf4_config(geometry, attributes, early, stream);
+	return nf4.cuLaunchKernelEx(&config, nf4.product[fp8][geometry->kind], params, NULL);
+}
+
+static inline void nf4_describe_device(void)
+{
+	for (int i = 0; i < 3; i++) {
+		const struct qs_product_geometry geometry = {.blocks = 1u << i,
+		                                             .threads = QS_HOPPER_THREADS,
+		                                             .cluster = 1u << i,
+		                                             .shared = QS_HOPPER_SHARED};
+		CUlaunchAttribute attributes[2];
+		const CUlaunchConfig config = nf4_config(&geometry, attributes, 0, NULL);
+		GPU_CHECK(nf4.cuOccupancyMaxActiveClusters(&nf4.device.clusters[i],
+		                                           nf4.product[0][0], &config));
+	}
+}
+
+static inline void nf4_open(void)
+{
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+	CUmodule module;
+	gpu_open();
+	nf4.cuFuncSetAttribute =
+	        (__typeof__(nf4.cuFuncSetAttribute))dlsym(driver, "cuFuncSetAttribute");
+	nf4.cuLaunchKernelEx = (__typeof__(nf4.cuLaunchKernelEx))dlsym(driver, "cuLaunchKernelEx");
+	nf4.cuOccupancyMaxActiveClusters = (__typeof__(nf4.cuOccupancyMaxActiveClusters))dlsym(
+	        driver, "cuOccupancyMaxActiveClusters");
+	nf4.device.sms = gpu.sms;
+	nf4.device.hopper = gpu_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;
+	GPU_CHECK(gpu.cuModuleLoadData(&module, qs_fatbin_nf4));
+	nf4.pack = nf4_function(module, QS_KERNEL_NF4_PACK);
+	nf4.fp8_pack = nf4_function(module, QS_KERNEL_FP8_PACK);
+	nf4.expand = nf4_function(module, QS_KERNEL_NF4_EXPAND);
+	for (int i = 0; i < QS_PRODUCT_KINDS; i++) {
+		nf4.product[0][i] = nf4_product_function(module, qs_kernel_w4a16[i]);
+		nf4.product[1][i] = nf4_product_function(module, qs_kernel_w8a16[i]);
+	}
+	if (nf4.device.hopper)
+		nf4_describe_device();
+}
+
+#endif
