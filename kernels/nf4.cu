@@ -17,6 +17,8 @@
  * sampled rows of W, X in the swizzled form that wgmma reads, and the comparison of the sampled
  * rows. Elsewhere the groups load from memory themselves and use mma.sync: right, not tuned.
  */
+#include <stddef.h>
+
 #include "kernels/nf4.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -1710,24 +1712,57 @@ struct decoded {
 	uint32_t x;      /* see x_place              */
 };
 
+/* Where a thread of a group finds its part of a step. Kept as addresses, which move from slot to
+ * slot: this is the loop that must keep up with memory. */
+struct reader {
+	const uint8_t *codes;  /* the lane's 16 bytes of the tile */
+	const uint8_t *absmax; /* NF4: of rows g and g + 8        */
+	uint64_t *full;        /* barrier of the slot             */
+	uint32_t parity;       /* of its next phase               */
+	uint32_t x;            /* see x_place                     */
+};
+
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-take_tile(const struct job &job, const struct pipeline<TOKENS, NF4> &pipe, struct table table,
-          struct slot slot, struct decoded *decoded)
+static __device__ __forceinline__ struct reader reader_of(const struct job &job,
+                                                          const struct pipeline<TOKENS, NF4> &pipe)
 {
 	const unsigned lane = threadIdx.x % 128;
-	const uint8_t *tile = pipe.tile(slot.at, job.group);
-	barrier_wait(&pipe.control->full[slot.at], slot.parity);
+	const uint8_t *tile = pipe.tile(0, job.group);
+	struct reader reader = {tile + lane * 16};
+	reader.absmax = tile + QS_NF4_CODE_BYTES + (lane / WARP * 8 + lane % WARP / 4) * 4;
+	reader.full = pipe.control->full;
+	reader.x = x_place(shared_address(pipe.x(0, job.turn)));
+	return reader;
+}
+
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void read_on(struct reader *reader,
+                                               const struct pipeline<TOKENS, NF4> &pipe)
+{
+	int32_t bytes = (int32_t)pipe.stage_bytes;
+	if (++reader->full == pipe.control->full + pipe.stages) {
+		bytes -= (int32_t)(pipe.stages * pipe.stage_bytes);
+		reader->full = pipe.control->full;
+		reader->parity ^= 1;
+	}
+	reader->codes += bytes;
+	reader->absmax += bytes;
+	reader->x += (uint32_t)(bytes / 16);
+}
+
+template <bool NF4>
+static __device__ __forceinline__ void take_tile(const struct reader &reader, struct table table,
+                                                 struct decoded *decoded)
+{
+	barrier_wait(reader.full, reader.parity);
 	proxy_fence();
-	decoded->x = x_place(shared_address(pipe.x(slot.at, job.turn)));
+	decoded->x = reader.x;
 	if (NF4) {
-		decoded->absmax =
-		        ((const uint32_t *)(tile +
-		                            QS_NF4_CODE_BYTES))[lane / WARP * 8 + lane % WARP / 4];
-		decode_nf4(((const uint4 *)tile)[lane], table, &decoded->fragment);
+		decoded->absmax = *(const uint32_t *)reader.absmax;
+		decode_nf4(*(const uint4 *)reader.codes, table, &decoded->fragment);
 	} else {
-		decode_fp8(((const uint4 *)tile)[lane], &decoded->fragment.a[0]);
-		decode_fp8(((const uint4 *)tile)[128 + lane], &decoded->fragment.a[8]);
+		decode_fp8(((const uint4 *)reader.codes)[0], &decoded->fragment.a[0]);
+		decode_fp8(((const uint4 *)reader.codes)[128], &decoded->fragment.a[8]);
 	}
 }
 
@@ -1745,19 +1780,23 @@ template <int TOKENS> struct spans {
 	struct sums<tokens> of[count];
 };
 
-static __device__ __forceinline__ void let_go(struct control *control, uint32_t slot)
+/* Of a slot, by its full barrier: the empty one lies as far behind it in all slots. */
+static __device__ __forceinline__ void let_go(uint64_t *full)
 {
 	if (threadIdx.x % WARP == 0)
-		barrier_arrive(&control->empty[slot]);
+		barrier_arrive(full + QS_STAGES_MAX);
 }
+
+static_assert(offsetof(struct control, empty) ==
+                      offsetof(struct control, full) + QS_STAGES_MAX * sizeof(uint64_t),
+              "empty follows full");
 
 /* A group's tile, and, while the matrix instructions run, the decoding of the next one if there are
  * more. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
-multiply_ahead(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS, NF4> &pipe, struct table table,
-               const struct decoded &decoded, struct slot next, struct decoded *then, bool more)
+multiply_ahead(struct spans<TOKENS> *total, struct table table, const struct decoded &decoded,
+               const struct reader &next, struct decoded *then, bool more)
 {
 	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
 	struct sums<tokens> sum;
@@ -1766,7 +1805,7 @@ multiply_ahead(struct spans<TOKENS> *total, const struct job &job,
 		multiply_begin(NF4 ? &sum : &total->of[s], decoded.fragment,
 		               decoded.x + s * tokens * 8, !NF4);
 	if (more)
-		take_tile(job, pipe, table, next, then);
+		take_tile<NF4>(next, table, then);
 #pragma unroll
 	for (int s = 0; s < count; s++)
 		multiply_end(NF4 ? &sum : &total->of[s]);
@@ -1774,43 +1813,39 @@ multiply_ahead(struct spans<TOKENS> *total, const struct job &job,
 		promote(&total->of[0], sum, decoded.absmax);
 }
 
-/* A group: its first `mine` steps. Returns the slot of the next. */
+/* A group: its first `mine` steps. Leaves the reader at the next. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ struct slot
-multiply_tiles(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS, NF4> &pipe, struct table table, uint32_t mine)
+static __device__ __forceinline__ void
+multiply_tiles(struct spans<TOKENS> *total, const struct pipeline<TOKENS, NF4> &pipe,
+               struct table table, struct reader *next, uint32_t mine)
 {
-	struct slot next = {0, 0};
 	struct decoded decoded[2];
-	uint32_t held = 0;
 	if (mine)
-		take_tile(job, pipe, table, next, &decoded[0]);
+		take_tile<NF4>(*next, table, &decoded[0]);
 	for (uint32_t i = 0; i < mine; i += 2) {
 #pragma unroll
 		for (uint32_t j = 0; j < 2; j++) {
+			uint64_t *held = next->full;
 			if (i + j >= mine)
 				break;
-			slot_on(&next, pipe.stages);
-			multiply_ahead(total, job, pipe, table, decoded[j], next, &decoded[j ^ 1],
-			               i + j + 1 < mine);
-			let_go(pipe.control, held);
-			held = next.at;
+			read_on(next, pipe);
+			multiply_ahead<TOKENS, NF4>(total, table, decoded[j], *next,
+			                            &decoded[j ^ 1], i + j + 1 < mine);
+			let_go(held);
 		}
 	}
-	return next;
 }
 
 /* The same without registers for two tiles: one after the other, in spans of tokens. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ struct slot
-multiply_spans(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS, NF4> &pipe, struct table table, uint32_t mine)
+static __device__ __forceinline__ void
+multiply_spans(struct spans<TOKENS> *total, const struct pipeline<TOKENS, NF4> &pipe,
+               struct table table, struct reader *reader, uint32_t mine)
 {
 	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
-	struct slot next = {0, 0};
-	for (uint32_t i = 0; i < mine; i++, slot_on(&next, pipe.stages)) {
+	for (uint32_t i = 0; i < mine; i++, read_on(reader, pipe)) {
 		struct decoded decoded;
-		take_tile(job, pipe, table, next, &decoded);
+		take_tile<NF4>(*reader, table, &decoded);
 #pragma unroll
 		for (int s = 0; s < count; s++) {
 			struct sums<tokens> sum;
@@ -1818,9 +1853,8 @@ multiply_spans(struct spans<TOKENS> *total, const struct job &job,
 			multiply_end(&sum);
 			promote(&total->of[s], sum, decoded.absmax);
 		}
-		let_go(pipe.control, next.at);
+		let_go(reader->full);
 	}
-	return next;
 }
 
 /* A group: its tile of every step; at the end it may have none and only lets go of the stage. */
@@ -1831,14 +1865,14 @@ multiply_packed(struct spans<TOKENS> *total, const struct job &job,
 {
 	constexpr bool ahead = !NF4 || spans<TOKENS>::count == 1;
 	const uint32_t mine = steps_of(job);
-	struct slot next;
+	struct reader reader = reader_of(job, pipe);
 	if constexpr (ahead)
-		next = multiply_tiles(total, job, pipe, table, mine);
+		multiply_tiles(total, pipe, table, &reader, mine);
 	else
-		next = multiply_spans(total, job, pipe, table, mine);
-	for (uint32_t i = mine; i < pipe.steps; i++, slot_on(&next, pipe.stages)) {
-		barrier_wait(&pipe.control->full[next.at], next.parity);
-		let_go(pipe.control, next.at);
+		multiply_spans(total, pipe, table, &reader, mine);
+	for (uint32_t i = mine; i < pipe.steps; i++, read_on(&reader, pipe)) {
+		barrier_wait(reader.full, reader.parity);
+		let_go(reader.full);
 	}
 }
 

@@ -58,9 +58,10 @@
 #define QS_TILE_INNER 64
 
 #define QS_ROWS_THREADS       512
-#define QS_ROWS_BLOCKS_PER_SM 2     /* resident with at most 64 registers a thread           */
-#define QS_ROWS_ELEMENTS      64    /* of a row, held in a thread's registers                */
-#define QS_ROWS_HELD          32768 /* longest row that a block holds: both of the above     */
+#define QS_ROWS_BLOCKS_PER_SM 2         /* resident with at most 64 registers a thread           */
+#define QS_ROWS_ELEMENTS      64        /* of a row, held in a thread's registers                */
+#define QS_ROWS_HELD          32768     /* longest row that a block holds: both of the above     */
+#define QS_ROWS_BLOCKS        (1 << 29) /* most blocks of one operand: a grid's limit is 2^31    */
 
 #define QS_COLUMN_SLICES 8 /* parts of a column, each with a maximum of its own */
 
@@ -90,7 +91,9 @@ struct qs_quantise_args {
 /*
  * Kernels, each `extern "C" __global__ void NAME(struct qs_quantise_args)`, launched with a
  * one-dimensional grid and no dynamic shared memory. Any number of blocks from 1 is right, in
- * qs_quantise up to QS_PARTIALS. Indices are 64 bits wide, any size and alignment is right.
+ * qs_quantise up to QS_PARTIALS. Indices are 64 bits wide, any size and alignment is right. Code
+ * made for compute capability 9.0 or later waits itself for the work ahead of it in the stream: it
+ * may be launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
  *
  * One scale for a matrix, scale[0]; at least one target is wanted:
  * qs_quantise       (blocks[0]) if *history is not 0, casts with the scale that it gives as the
@@ -182,12 +185,12 @@ static inline void qs_quantise_plan(struct qs_quantise_operand *operand, int sms
 	        operand->history ? qs_at_most(operand->blocks[0], sms) : operand->blocks[0];
 }
 
-/* The same for qs_quantise_rows. */
-static inline void qs_rows_plan(struct qs_quantise_operand *operand, int sms)
+/* The same for qs_quantise_rows: a block for as many rows as it holds. Those that end make room for
+ * others, which load while their neighbours store; blocks that loop would do so in step. */
+static inline void qs_rows_plan(struct qs_quantise_operand *operand)
 {
 	const int64_t rows = QS_ROWS_THREADS / qs_row_threads(operand->inner);
-	operand->blocks[0] =
-	        qs_at_most(qs_shares(operand->outer, rows), (int64_t)sms * QS_ROWS_BLOCKS_PER_SM);
+	operand->blocks[0] = qs_at_most(qs_shares(operand->outer, rows), QS_ROWS_BLOCKS);
 	operand->blocks[1] = 0;
 }
 

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "kernels/hash.h"
+#include "kernels/nf4.h"
 #include "kernels/quantise.h"
 #include "note/note.h"
 #include "policy/policy.h"
@@ -107,14 +109,10 @@ static void make_history(struct qs_context *context)
 	atomic_fetch_add(&context->taken, bytes);
 }
 
-static void load_kernels(struct qs_context *context)
+static CUresult load_quantise(struct qs_context *context)
 {
-	const struct qs_driver *cu = qs_driver_get();
 	CUmodule module;
-	/* Another thread may be capturing in global mode, which forbids what a load may do. */
-	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	cu->cuThreadExchangeStreamCaptureMode(&mode);
-	CUresult error = cu->cuModuleLoadData(&module, qs_fatbin_quantise);
+	CUresult error = qs_driver_get()->cuModuleLoadData(&module, qs_fatbin_quantise);
 	if (!error)
 		error = load_function(module, QS_KERNEL_QUANTISE, &context->quantise);
 	if (!error)
@@ -125,10 +123,120 @@ static void load_kernels(struct qs_context *context)
 		error = load_function(module, QS_KERNEL_AMAX_COLUMNS, &context->amax_columns);
 	if (!error)
 		error = load_function(module, QS_KERNEL_CAST_COLUMNS, &context->cast_columns);
+	return error;
+}
+
+static CUresult load_hash(struct qs_context *context)
+{
+	CUmodule module;
+	CUresult error = qs_driver_get()->cuModuleLoadData(&module, qs_fatbin_hash);
+	if (!error)
+		error = load_function(module, QS_KERNEL_HASH, &context->hash);
+	if (!error)
+		error = load_function(module, QS_KERNEL_HASH_JUDGE, &context->hash_judge);
+	if (!error)
+		error = load_function(module, QS_KERNEL_HASH_COMMIT, &context->hash_commit);
+	return error;
+}
+
+/* How many clusters of 1, 2 and 4 blocks of this kernel run at once. */
+static CUresult count_clusters(CUfunction function, struct qs_product_device *device)
+{
+	CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
+	CUlaunchConfig config = {
+	        .gridDimX = (unsigned)device->sms * 4,
+	        .gridDimY = 1,
+	        .gridDimZ = 1,
+	        .blockDimX = QS_HOPPER_THREADS,
+	        .blockDimY = 1,
+	        .blockDimZ = 1,
+	        .sharedMemBytes = QS_HOPPER_SHARED,
+	        .attrs = &cluster,
+	        .numAttrs = 1,
+	};
+	CUresult error = CUDA_SUCCESS;
+	cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+	for (int i = 0; i < 3 && !error; i++) {
+		cluster.value.clusterDim.x = 1u << i;
+		error = qs_driver_get()->cuOccupancyMaxActiveClusters(&device->clusters[i],
+		                                                      function, &config);
+	}
+	return error;
+}
+
+/* The kernels of one kind of weight, which want more shared memory than a launch may have by
+ * default. */
+static CUresult load_products(struct qs_context *context, CUmodule module,
+                              const char *const names[QS_PRODUCT_KINDS],
+                              CUfunction functions[QS_PRODUCT_KINDS])
+{
+	const int shared = context->products.hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES;
+	CUresult error = CUDA_SUCCESS;
+	for (int i = 0; i < QS_PRODUCT_KINDS && !error; i++) {
+		error = load_function(module, names[i], &functions[i]);
+		if (!error)
+			error = qs_driver_get()->cuFuncSetAttribute(
+			        functions[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+			        shared);
+	}
+	return error;
+}
+
+static bool load_all_products(struct qs_context *context, CUmodule module)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	context->products.sms = context->sms;
+	context->products.hopper = context->cc == 90;
+	if (!cu->cuLaunchKernelEx || !cu->cuOccupancyMaxActiveClusters ||
+	    load_products(context, module, qs_kernel_w4a16, context->w4a16) ||
+	    load_products(context, module, qs_kernel_w8a16, context->w8a16))
+		return false;
+	return !context->products.hopper || !count_clusters(context->w4a16[0], &context->products);
+}
+
+/* Where a driver cannot launch clusters, or a device has too little shared memory, there are no
+ * products of few tokens, and all else works. */
+static CUresult load_nf4(struct qs_context *context)
+{
+	CUmodule module;
+	CUresult error = qs_driver_get()->cuModuleLoadData(&module, qs_fatbin_nf4);
+	if (!error)
+		error = load_function(module, QS_KERNEL_NF4_PACK, &context->nf4_pack);
+	if (!error)
+		error = load_function(module, QS_KERNEL_FP8_PACK, &context->fp8_pack);
+	if (!error)
+		error = load_function(module, QS_KERNEL_NF4_EXPAND, &context->nf4_expand);
+	context->few_tokens = !error && load_all_products(context, module);
+	return error;
+}
+
+/* Kernels wait for the work ahead of them themselves if they were compiled for 9.0 or later; what a
+ * driver translates for newer devices may have been compiled for less. */
+static bool starts_early(CUfunction kernel)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	int version = 0;
+	return cu->cuLaunchKernelEx &&
+	       !cu->cuFuncGetAttribute(&version, CU_FUNC_ATTRIBUTE_PTX_VERSION, kernel) &&
+	       version >= 90;
+}
+
+static void load_kernels(struct qs_context *context)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	/* Another thread may be capturing in global mode, which forbids what a load may do. */
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	CUresult error = load_quantise(context);
+	if (!error)
+		error = load_hash(context);
+	if (!error)
+		error = load_nf4(context);
 	if (error)
 		fail(context, "loading the kernels", error);
 	else
 		make_history(context);
+	context->starts_early = !error && starts_early(context->repair);
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
@@ -195,6 +303,17 @@ bool qs_context_owns(const struct qs_context *context, const void *p)
 	CUresult error = qs_driver_get()->cuPointerGetAttribute(
 	        &device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)(uintptr_t)p);
 	return !error && device == context->device;
+}
+
+bool qs_is_device_memory(const void *p)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	unsigned type = 0, managed = 1;
+	CUdeviceptr pointer = (CUdeviceptr)(uintptr_t)p;
+	return !cu->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) &&
+	       type == CU_MEMORYTYPE_DEVICE &&
+	       !cu->cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, pointer) &&
+	       !managed;
 }
 
 size_t qs_device_bytes(void)

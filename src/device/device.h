@@ -1,10 +1,10 @@
 /* device/: the CUDA driver by pointer, contexts, our kernels, and scratch memory.
  *
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
- * context.c  qs_context_current qs_context_forked
+ * context.c  qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
  * stream.c   qs_stream_describe
  * scratch.c  qs_scratch_lock qs_scratch_unlock qs_temporary qs_device_bytes
- * embed.S    qs_fatbin_quantise
+ * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash
  */
 #ifndef QS_DEVICE_DEVICE_H
 #define QS_DEVICE_DEVICE_H
@@ -17,7 +17,9 @@
 #include <cuda.h>
 
 #include "gemm/reason.h"
+#include "kernels/nf4.h"
 
+struct qs_cache;
 struct qs_options;
 
 /* Driver functions without which nothing is replaced. Versioned names are spelled out: the library
@@ -36,23 +38,28 @@ struct qs_options;
 	X(cuMemAlloc_v2)                                                                           \
 	X(cuMemFree_v2)                                                                            \
 	X(cuMemGetInfo_v2)                                                                         \
+	X(cuMemHostAlloc)                                                                          \
 	X(cuMemsetD32Async)                                                                        \
 	X(cuModuleGetFunction)                                                                     \
 	X(cuModuleLoadData)                                                                        \
 	X(cuFuncGetAttribute)                                                                      \
+	X(cuFuncSetAttribute)                                                                      \
 	X(cuPointerGetAttribute)                                                                   \
 	X(cuStreamCreate)                                                                          \
 	X(cuStreamDestroy_v2)                                                                      \
 	X(cuStreamSynchronize)                                                                     \
+	X(cuStreamWaitEvent)                                                                       \
 	X(cuStreamIsCapturing)                                                                     \
 	X(cuThreadExchangeStreamCaptureMode)                                                       \
 	X(cuGraphRetainUserObject)                                                                 \
 	X(cuUserObjectCreate)                                                                      \
 	X(cuUserObjectRelease)
 
-/* Newer ones, NULL in older drivers: ids then fall back to handles. */
+/* Newer ones, NULL in older drivers: ids then fall back to handles, launches to the plain form. */
 #define QS_DRIVER_OPTIONAL(X)                                                                      \
 	X(cuCtxGetId)                                                                              \
+	X(cuLaunchKernelEx)                                                                        \
+	X(cuOccupancyMaxActiveClusters)                                                            \
 	X(cuStreamGetId)
 
 /* cuda.h of CUDA 13 declares only the newest form; this one is in every driver since 11.3. */
@@ -110,11 +117,18 @@ struct qs_context {
 	CUfunction quantise;  /* kernels of quantise.cu                                 */
 	CUfunction repair;
 	CUfunction rows, amax_columns, cast_columns;
-	CUdeviceptr history;         /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
-	enum qs_reason reason;       /* why the context cannot be used; QS_REASON_AUTO = it can */
-	const char *detail;          /* what failed, or NULL                                   */
-	pthread_mutex_t lock;        /* of the scratch table                                   */
-	struct qs_scratch temporary; /* of the tuner */
+	bool starts_early; /* these wait for the work ahead of them, and need not be held back */
+	CUfunction hash, hash_judge, hash_commit;  /* kernels of hash.cu                       */
+	CUfunction nf4_pack, fp8_pack, nf4_expand; /* kernels of nf4.cu                        */
+	CUfunction w4a16[QS_PRODUCT_KINDS], w8a16[QS_PRODUCT_KINDS];
+	struct qs_product_device products; /* for the geometry of the last two                 */
+	bool few_tokens;                   /* these can be launched                            */
+	CUdeviceptr history;   /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
+	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
+	const char *detail;    /* what failed, or NULL                                   */
+	struct qs_cache *_Atomic cache; /* operand/: kept copies; NULL until there may be any     */
+	pthread_mutex_t lock;           /* of the scratch table                                   */
+	struct qs_scratch temporary;    /* of the tuner */
 	struct qs_scratch scratch[QS_SCRATCH_MAX];
 };
 
@@ -124,6 +138,9 @@ struct qs_context *qs_context_current(const struct qs_options *options, bool may
                                       enum qs_reason *why);
 /* True if device pointer p belongs to the context's device (or to the host, mapped). */
 bool qs_context_owns(const struct qs_context *context, const void *p);
+/* True if p is plain device memory: only what GPU work writes can be watched, and managed memory
+ * and mapped host memory are written by the host as well. */
+bool qs_is_device_memory(const void *p);
 /* In a forked child: forget every context; the driver's state did not survive. */
 void qs_context_forked(void);
 /* Bytes of device memory taken by us on all devices. */
@@ -152,5 +169,7 @@ void qs_scratch_unlock(struct qs_scratch *scratch);
 CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes);
 
 extern const unsigned char qs_fatbin_quantise[] __attribute__((visibility("hidden")));
+extern const unsigned char qs_fatbin_nf4[] __attribute__((visibility("hidden")));
+extern const unsigned char qs_fatbin_hash[] __attribute__((visibility("hidden")));
 
 #endif

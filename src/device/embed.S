@@ -19,5 +19,7 @@ qs_fatbin_\name\()_end:
 
 	.section .rodata.qs_fatbin, "a", %progbits
 	kernels	quantise
+	kernels	nf4
+	kernels	hash
 
 	.section .note.GNU-stack, "", %progbits

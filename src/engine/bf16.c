@@ -34,10 +34,13 @@ static bool worth_it(struct qs_lt *lt, const struct qs_gemm *g, struct qs_contex
 	if (!scratch)
 		return qs_failed(failure, why, "workspace");
 	struct qs_lt_call call = call_of(g, stream, scratch);
+	const bool allowed = qs_may_tune(g);
 	bool tuned = qs_tune(lt, g, context, &call, NULL, &timing);
 	qs_scratch_unlock(scratch);
-	if (!tuned)
+	if (!allowed)
 		return qs_failed(failure, QS_REASON_BUDGET, "not measured");
+	if (!tuned || timing.rival[0] < 0)
+		return qs_failed(failure, QS_REASON_UNTUNED, "could not be measured");
 	const double ours_us = 1e3 * (double)timing.best;
 	const double native_us = 1e3 * (double)timing.rival[0];
 	qs_failed(failure, QS_REASON_NOT_FASTER, "bf16 %.1f us, native %.1f us", ours_us,

@@ -16,15 +16,15 @@
 /* A later candidate must be this much faster than the first to be worth leaving it. */
 #define MIN_GAIN 1.01f
 
-/* A candidate so much slower than the best of its round is timed no more. The first round has seen
- * every clock and cache cold. */
-#define FAR_OFF_COLD 1.5f
-#define FAR_OFF      1.1f
+/* A candidate whose fastest run is so much slower than the best one's is timed no more. Each runs
+ * twice before: the first run may have loaded its kernel, and any may have been disturbed. */
+#define FAR_OFF 1.1f
 
 /* The times of one lane: a candidate or a rival. */
 struct lane {
 	float ms[ROUNDS];
-	bool failed; /* or far off */
+	float least; /* of them       */
+	bool failed; /* or far off    */
 };
 
 static int compare(const void *x, const void *y)
@@ -104,16 +104,17 @@ static void time_lane(struct lane *lane, int round, struct stopwatch *watch, str
 	float ms = lane->failed ? -1 : lap(watch);
 	lane->failed |= ms < 0;
 	lane->ms[round] = ms;
+	lane->least = round && lane->least < ms ? lane->least : ms;
 }
 
-static void drop_slow(struct lane *lanes, int count, int round)
+static void drop_slow(struct lane *lanes, int count)
 {
 	float best = -1;
 	for (int i = 0; i < count; i++)
-		if (!lanes[i].failed && (best < 0 || lanes[i].ms[round] < best))
-			best = lanes[i].ms[round];
+		if (!lanes[i].failed && (best < 0 || lanes[i].least < best))
+			best = lanes[i].least;
 	for (int i = 0; i < count; i++)
-		lanes[i].failed |= lanes[i].ms[round] > best * (round ? FAR_OFF : FAR_OFF_COLD);
+		lanes[i].failed |= lanes[i].least > best * FAR_OFF;
 }
 
 static void summarise(struct qs_lt *lt, struct lane *lanes, int rival_count,
@@ -141,7 +142,8 @@ bool qs_lt_choose(struct qs_lt *lt, const struct qs_lt_call *call, const struct 
 		for (int i = 0; i < lt->count + rival_count && !watch.late; i++)
 			time_lane(&lanes[i], round, &watch, lt, call,
 			          i < lt->count ? NULL : &rivals[i - lt->count], i);
-		drop_slow(lanes, lt->count, round);
+		if (round)
+			drop_slow(lanes, lt->count);
 	}
 	close_stopwatch(&watch);
 	open &= !watch.late;

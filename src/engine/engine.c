@@ -7,6 +7,7 @@
 static const struct qs_engine *const engines[] = {
         &qs_engine_fp8,
         &qs_engine_bf16,
+        &qs_engine_nf4,
 };
 
 const struct qs_engine *qs_engine_of(enum qs_action action)

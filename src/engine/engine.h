@@ -7,6 +7,8 @@
  * engine.c  qs_engine_of
  * fp8.c     qs_engine_fp8
  * bf16.c    qs_engine_bf16
+ * nf4.c     qs_engine_nf4
+ * thin.h    products of few tokens with a packed weight
  * lt.h      the product both of them make, and the choice of its algorithm
  * tune.h    timing against the program's own call
  */
@@ -40,6 +42,7 @@ const struct qs_engine *qs_engine_of(enum qs_action action);
 
 extern const struct qs_engine qs_engine_fp8;
 extern const struct qs_engine qs_engine_bf16;
+extern const struct qs_engine qs_engine_nf4;
 
 /* Fills a failure; returns false so that a step can `return qs_failed(...)`. */
 bool qs_failed(struct qs_failure *failure, enum qs_reason reason, const char *format, ...)

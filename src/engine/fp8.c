@@ -4,12 +4,18 @@
  * cuBLASLt takes fp8 operands on Ada, Hopper and the small Blackwells only as op(A) = T, op(B) = N,
  * so both are written with K contiguous (and zero-padded to 16), transposed while being cast where
  * the program has them the other way. The large Blackwells take them as they are.
+ *
+ * A weight that was seen to stay as it is, is kept in fp8 between calls (operand/cache.h). With few
+ * tokens, when reading it is all there is to do, a kernel of ours multiplies it with bf16
+ * activations.
  */
 #include <stdlib.h>
 
 #include "engine/lt.h"
+#include "engine/thin.h"
 #include "engine/tune.h"
 #include "operand/operand.h"
+#include "operand/weight.h"
 #include "plan/plan.h"
 
 /* One product in one context, complete but for the pointers. */
@@ -17,6 +23,7 @@ struct fp8 {
 	struct qs_lt *lt;
 	struct qs_operands operands; /* quantisation and scratch layout                   */
 	bool rows;                   /* a scale for each row along K, not one an operand  */
+	const struct qs_form *form;  /* in which A may be kept, NULL = it may not         */
 };
 
 /* Bytes of scratch; `both` as for qs_operands_total(). */
@@ -72,6 +79,7 @@ struct conversion {
 static int convert(void *data)
 {
 	struct conversion *c = data;
+	c->pair = (struct qs_pair){.bytes = 0};
 	return (int)make_operands(c->fp8, c->g, c->context, c->stream, c->scratch, false, &c->pair);
 }
 
@@ -88,12 +96,13 @@ static bool tune(struct conversion *conversion, bool must_win, struct qs_context
 	struct qs_lt_call call =
 	        call_of(conversion->g, conversion->stream, conversion->scratch, &conversion->pair);
 	const struct qs_rival preparation = {convert, conversion};
-	if (!qs_tune(fp8->lt, conversion->g, context, &call, &preparation, &timing))
+	if (!qs_tune(fp8->lt, conversion->g, context, &call, &preparation, &timing) ||
+	    timing.rival[0] < 0 || timing.rival[1] < 0)
 		return true;
 	const float ours = timing.best + timing.rival[1], native = timing.rival[0];
 	qs_failed(failure, QS_REASON_NOT_FASTER, "fp8 %.1f + %.1f us, native %.1f us",
 	          1e3 * (double)timing.best, 1e3 * (double)timing.rival[1], 1e3 * (double)native);
-	return !must_win || timing.rival[1] < 0 || native < 0 || qs_tune_wins(ours, native);
+	return !must_win || qs_tune_wins(ours, native);
 }
 
 /* A plan that is given up must not be remembered by what it made. */
@@ -171,11 +180,29 @@ static bool make_parts(struct fp8 *fp8, const struct qs_gemm *g, const struct qs
 {
 	const bool layouts[] = {true, false};
 	for (int i = !takes_as_stored(g, context, fp8->rows); i < 2 && !fp8->lt; i++) {
-		qs_operands_plan(&fp8->operands, &g->key, layouts[i], QS_LT_WORKSPACE);
+		qs_operands_plan(&fp8->operands, &g->key, layouts[i],
+		                 QS_LT_WORKSPACE + QS_KEPT_WORK);
 		fp8->operands.shape[1].format = format_of_b(&g->key, choice);
 		fp8->lt = make_product(fp8, g, failure);
 	}
 	return fp8->lt;
+}
+
+/* A is kept only where a rule demands fp8, as it takes memory, and where the policy's validity
+ * speaks of more than the product before. */
+static const struct qs_form *form_of(const struct fp8 *fp8, const struct qs_gemm *g,
+                                     const struct qs_context *context,
+                                     const struct qs_choice *choice)
+{
+	struct qs_matrix weight;
+	if (choice->action != QS_ACTION_FP8 || !choice->eager ||
+	    qs_process()->options->validity < QS_VALIDITY_VERIFIED || !qs_weight_of(g, &weight))
+		return NULL;
+	if (qs_thin_fits(g, context))
+		return &qs_form_fp8_tiles;
+	if (fp8->rows)
+		return NULL;
+	return fp8->operands.turned[0] ? &qs_form_fp8_turned : &qs_form_fp8;
 }
 
 static void *prepare(const struct qs_gemm *g, struct qs_context *context,
@@ -197,6 +224,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		destroy(fp8);
 		return NULL;
 	}
+	fp8->form = form_of(fp8, g, context, choice);
 	return fp8;
 }
 
@@ -206,30 +234,52 @@ static bool may_reuse(void)
 	return qs_process()->options->validity != QS_VALIDITY_EACH;
 }
 
+/* The product by cuBLASLt, with what `pair` has of the operands already. */
 static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_context *context,
-                   const struct qs_stream *stream, struct qs_scratch *scratch, uint64_t *bytes,
+                   const struct qs_stream *stream, struct qs_scratch *scratch, struct qs_pair *pair,
                    struct qs_failure *failure)
 {
-	struct qs_pair pair;
-	CUresult error = make_operands(fp8, g, context, stream, scratch, may_reuse(), &pair);
+	CUresult error = make_operands(fp8, g, context, stream, scratch, may_reuse(), pair);
 	if (error)
 		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
-	struct qs_lt_call call = call_of(g, stream, scratch, &pair);
+	struct qs_lt_call call = call_of(g, stream, scratch, pair);
 	cublasStatus_t status = qs_lt_run(fp8->lt, &call, atomic_load(&fp8->lt->best));
 	qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
-	*bytes = pair.bytes;
 	if (status)
 		return qs_failed(failure, QS_REASON_ERROR, "cublasLtMatmul: status %d",
 		                 (int)status);
 	return true;
 }
 
+/* The product with the kept copy of A: by our kernel, or as an operand of cuBLASLt's. */
+static bool submit_kept(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_context *context,
+                        const struct qs_stream *stream, struct qs_scratch *scratch,
+                        struct qs_kept *kept, uint64_t *bytes, struct qs_failure *failure)
+{
+	struct qs_kept_view view;
+	CUresult error = qs_kept_use(kept, stream, scratch->base + QS_LT_WORKSPACE, &view);
+	if (error)
+		return qs_failed(failure, qs_reason_of_use(error), "kept weight: %s",
+		                 qs_error_name(error));
+	*bytes += view.bytes;
+	if (view.descriptor) {
+		error = qs_thin_run(context, stream->handle, g, QS_FORM_FP8_TILES, &view,
+		                    qs_process()->options->validity == QS_VALIDITY_TRACKED);
+		qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
+		return !error || qs_failed(failure, QS_REASON_ERROR, "kept weight, product: %s",
+		                           qs_error_name(error));
+	}
+	struct qs_pair pair = {.data = {view.data}, .scale = {view.scale}};
+	bool done = submit(fp8, g, context, stream, scratch, &pair, failure);
+	*bytes += pair.bytes;
+	return done;
+}
+
 /* Memory for both orientations is asked for where it can be had; a capture makes do with what the
  * product needs. */
-static bool run(void *state, const struct qs_gemm *g, struct qs_context *context,
-                const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure)
+static struct qs_scratch *lock_scratch(const struct fp8 *fp8, struct qs_context *context,
+                                       const struct qs_stream *stream, struct qs_failure *failure)
 {
-	struct fp8 *fp8 = state;
 	enum qs_reason why;
 	size_t total = total_of(fp8, !stream->capturing);
 	size_t least = total_of(fp8, false);
@@ -237,9 +287,39 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 	if (!scratch && least < total)
 		scratch = qs_scratch_lock(context, stream, total = least, &why);
 	if (!scratch)
-		return qs_failed(failure, why, "%zu MiB of scratch", total >> 20);
-	bool done = submit(fp8, g, context, stream, scratch, bytes, failure);
-	qs_scratch_unlock(scratch);
+		qs_failed(failure, why, "%zu MiB of scratch", total >> 20);
+	return scratch;
+}
+
+/* NULL if A is not kept, which has many reasons and is no failure: it is quantised then. */
+static struct qs_kept *find_kept(const struct fp8 *fp8, const struct qs_gemm *g,
+                                 struct qs_context *context, const struct qs_stream *stream)
+{
+	struct qs_matrix weight;
+	enum qs_reason why;
+	if (!fp8->form || !qs_weight_of(g, &weight))
+		return NULL;
+	return qs_kept_find(context, stream, &weight, fp8->form, qs_process()->options, &why);
+}
+
+static bool run(void *state, const struct qs_gemm *g, struct qs_context *context,
+                const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure)
+{
+	struct fp8 *fp8 = state;
+	struct qs_pair pair = {.bytes = 0};
+	bool done = false;
+	struct qs_kept *kept = find_kept(fp8, g, context, stream);
+	struct qs_scratch *scratch = lock_scratch(fp8, context, stream, failure);
+	if (scratch && kept) {
+		done = submit_kept(fp8, g, context, stream, scratch, kept, bytes, failure);
+	} else if (scratch) {
+		done = submit(fp8, g, context, stream, scratch, &pair, failure);
+		*bytes = pair.bytes;
+	}
+	if (kept)
+		qs_kept_used(kept);
+	if (scratch)
+		qs_scratch_unlock(scratch);
 	return done;
 }
 

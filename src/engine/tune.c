@@ -27,14 +27,30 @@ static int run_native(void *data)
 	return native->g->repeat(native->g, native->d);
 }
 
+/* Memory of D's shape that is not the program's, 0 if there is none. */
+static CUdeviceptr output(const struct qs_gemm *g, struct qs_context *context)
+{
+	return qs_temporary(context, (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
+}
+
+void qs_run_native(const struct qs_gemm *g, struct qs_context *context)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+	CUdeviceptr d = g->repeat ? output(g, context) : 0;
+	if (d)
+		g->repeat(g, (void *)(uintptr_t)d);
+	cu->cuThreadExchangeStreamCaptureMode(&mode);
+}
+
 /* In relaxed mode: waiting for an event is forbidden to a thread beside a global capture, and would
  * spoil it. */
 static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                     const struct qs_lt_call *call, const struct qs_rival *preparation,
                     struct qs_timing *timing)
 {
-	CUdeviceptr d =
-	        qs_temporary(context, (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
+	CUdeviceptr d = output(g, context);
 	if (!d)
 		return false;
 	struct qs_lt_call trial = *call;

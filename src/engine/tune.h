@@ -1,6 +1,6 @@
 /* Timing of a prepared product against the program's own call; see lt.h for the algorithms.
  *
- * tune.c  qs_tune qs_may_tune qs_tune_wins
+ * tune.c  qs_tune qs_run_native qs_may_tune qs_tune_wins
  */
 #ifndef QS_ENGINE_TUNE_H
 #define QS_ENGINE_TUNE_H
@@ -14,6 +14,9 @@
 bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
              const struct qs_lt_call *call, const struct qs_rival *preparation,
              struct qs_timing *timing);
+/* Makes the program's own call once more, into memory of ours; does nothing where that cannot be.
+ * Never while capturing. */
+void qs_run_native(const struct qs_gemm *g, struct qs_context *context);
 /* True if the budget is not spent and the call can be made again. */
 bool qs_may_tune(const struct qs_gemm *g);
 /* True if `ours` beats `native` by the policy's min_gain; both in milliseconds, > 0. */

@@ -53,18 +53,24 @@
 	X(BUDGET, "budget", "the tuning budget is used up", "raise [tune] budget_ms")              \
 	X(SQNR, "sqnr", "measured error above the limit", "use scale = row, or lower min_sqnr")    \
 	X(NONFINITE, "nonfinite", "the operand holds NaN or Inf", "nothing to do")                 \
-	X(UNAVAILABLE, "unavailable", "the action chosen is not in this build",                    \
-	  "choose fp8, bf16 or native in the rule named beside it")                                \
+	X(WEIGHT, "weight", "operand A is not a weight that has the form asked for",               \
+	  "give the rule role = fwd, dgrad, and layers of which 64 divides the inputs")            \
+	X(UNAVAILABLE, "unavailable", "nothing of this build serves this kind of call",            \
+	  "nothing: it passes")                                                                    \
 	X(CAPTURE_COLD, "capture-cold", "first seen during graph capture",                         \
 	  "run the product once before capturing")                                                 \
-	X(CACHE_FULL, "cache-full", "more distinct products than the plan table holds",            \
-	  "raise [cache] max_keys")                                                                \
-	X(MEMORY, "memory", "no device memory for scratch within the limit",                       \
+	X(CACHE_FULL, "cache-full", "more products or kept weights than there is room for",        \
+	  "raise [cache] max_keys or max_mib")                                                     \
+	X(MEMORY, "memory", "no device memory for scratch or kept weights",                        \
 	  "raise [cache] max_mib or free memory")                                                  \
 	X(ALGO_NONE, "algo-none", "cuBLASLt offers no fp8 algorithm for it", "nothing to do")      \
 	X(ERROR, "error", "a step of ours failed; see the message beside it", "report it")         \
 	X(FORK, "fork", "a forked child without a CUDA context of its own",                        \
-	  "start workers with spawn if they use the GPU")
+	  "start workers with spawn if they use the GPU")                                          \
+	X(CHANGING, "changing", "the weight was not seen unchanged for long enough to be kept",    \
+	  "nothing: it is tried again; or set [cache] validity = frozen")                          \
+	X(UNTRACKED, "untracked", "copies of weights cannot be kept up to date here",              \
+	  "set [cache] validity = verified or frozen")
 
 enum qs_reason {
 #define QS_REASON_ENUM(name, code, what, cure) QS_REASON_##name,

@@ -11,6 +11,9 @@
  * legacy and per-thread default stream) are told apart by what the driver answered. We ourselves
  * call the driver through pointers that were never thunks.
  *
+ * What such a call wrote is told to operand/track.h while anything is watched there: the thunk then
+ * keeps the arguments, which are read by what the function's name says of them (written.c).
+ *
  * Not seen, and so never to be taken for unchanged by this count alone:
  *   - callers whose look-ups do not reach us: libraries opened with RTLD_DEEPBIND, with dlmopen, or
  *     before we were loaded; functions in the tables of cuGetExportTable. qs_epoch_doubt() finds
@@ -27,8 +30,10 @@
 #include <link.h>
 #include <string.h>
 
+#include "intercept/driver.h"
 #include "intercept/submissions.h"
 #include "note/note.h"
+#include "operand/track.h"
 
 #define QS_EXPORT __attribute__((visibility("default")))
 
@@ -48,32 +53,81 @@ struct count {
 
 _Static_assert(sizeof(struct count) == QS_COUNT_BYTES, "driver.S counts in this layout");
 
+/* Thunks in the order of driver.S: exported ones and slots of each group. */
 #define QS_ONE(name) +1
 enum {
-	EXPORTED = 0 QS_SUBMISSIONS(QS_ONE),
-	THUNKS = EXPORTED + QS_LOOKUP_SLOTS
+	EXPORTED = 0 QS_SUBMISSION_COUNTED(QS_ONE),
+	COUNTED = EXPORTED + QS_LOOKUP_SLOTS,
+	EXPORTED_KEPT = COUNTED + 0 QS_SUBMISSION_KEPT(QS_ONE),
+	THUNKS = EXPORTED_KEPT + QS_KEPT_SLOTS
 };
 #undef QS_ONE
 
 /* Used by driver.S, which defines the others. */
 struct count qs_submissions[COUNTS];
 void *qs_thunk_resolve(unsigned index, const void *caller);
+void qs_submitting(const struct qs_call *call);
+void qs_submitted(const struct qs_call *call);
+void qs_submitted_unseen(void);
+extern __thread unsigned char qs_depth; /* guard.c */
 
-/* What each thunk calls: the exported ones first, `lazy` until known, then the slots, 0 = free. */
+/* What each thunk calls: exported ones are `lazy` until known, slots 0 until given out. */
 extern _Atomic(uintptr_t) qs_thunk_original[THUNKS] __attribute__((visibility("hidden")));
 extern const unsigned char qs_thunks[] __attribute__((visibility("hidden")));
 extern const unsigned char qs_thunks_end[] __attribute__((visibility("hidden")));
 
-static const char *const exported[EXPORTED] = {
+/* Names of the exported thunks, NULL for slots. */
+static const char *const exported[THUNKS] = {
 #define QS_NAME(name) #name,
-        QS_SUBMISSIONS(QS_NAME)
+        QS_SUBMISSION_COUNTED(QS_NAME) /* and behind the slots */
+                [COUNTED] = QS_SUBMISSION_KEPT(QS_NAME)
 #undef QS_NAME
 };
+
+/* How the calls of each thunk are told; of an exported one from its first call on. */
+static _Atomic(const struct qs_effect *) effects[THUNKS];
 
 uint64_t qs_epoch_now(void)
 {
 	return atomic_load_explicit(&qs_submissions[OUTSIDE].value, memory_order_acquire) +
 	       atomic_load_explicit(&qs_submissions[PASSED].value, memory_order_acquire);
+}
+
+static const struct qs_effect *effect_of_thunk(uint64_t thunk)
+{
+	const struct qs_effect *effect =
+	        atomic_load_explicit(&effects[thunk], memory_order_acquire);
+	if (!effect) {
+		effect = qs_effect_of(exported[thunk], 0);
+		atomic_store_explicit(&effects[thunk], effect, memory_order_release);
+	}
+	return effect;
+}
+
+/* Before the call: its result and the addresses that it answers are not there yet. */
+void qs_submitting(const struct qs_call *call)
+{
+	const struct qs_effect *effect = effect_of_thunk(call->thunk);
+	if (effect->flags & QS_EFFECT_GRAPH)
+		qs_before_graph(call);
+}
+
+/* After the call. One that failed submitted nothing, but why is not known. */
+void qs_submitted(const struct qs_call *call)
+{
+	const struct qs_effect *effect = effect_of_thunk(call->thunk);
+	if (!effect->tell)
+		return;
+	if ((int)call->result && !(effect->flags & QS_EFFECT_FAILED))
+		qs_track_everything();
+	else
+		effect->tell(call);
+}
+
+void qs_submitted_unseen(void)
+{
+	if (!qs_depth)
+		qs_track_everything();
 }
 
 void qs_epoch_bump(void)
@@ -223,14 +277,18 @@ static bool is_submission(const char *name)
 	static const char *const prefixes[] = {
 	        "cuLaunch",
 	        "cuGraphLaunch",
+	        "cuGraphInstantiate",
+	        "cuGraphExec",
 	        "cuMemcpy",
 	        "cuMemset",
 	        "cuMemFree",
 	        "cuMemMap",
 	        "cuMemUnmap",
+	        "cuMemSetAccess",
 	        "cuMemPrefetch",
 	        "cuMemDiscard",
 	        "cuMemBatchDecompress",
+	        "cuMemPoolExportPointer",
 	        "cuMemPoolImportPointer",
 	        "cuStreamWrite",
 	        "cuStreamWait",
@@ -239,10 +297,13 @@ static bool is_submission(const char *name)
 	        "cuCtxWaitEvent",
 	        "cuGreenCtxWaitEvent",
 	        "cuWaitExternalSemaphores",
+	        "cuModuleUnload",
+	        "cuLibraryUnload",
 	        "cuCtxDestroy",
 	        "cuCtxDetach",
 	        "cuDevicePrimaryCtxRelease",
 	        "cuDevicePrimaryCtxReset",
+	        "cuIpcGetMemHandle",
 	        "cuIpcOpenMemHandle",
 	        "cuIpcCloseMemHandle",
 	        "cuExternalMemoryGetMapped",
@@ -301,15 +362,20 @@ static void note_launch(const char *name)
 }
 
 /* The thunk that stands before this function of the driver; the function if there are no more. */
-static void *thunk_of(const char *name, void *function)
+static void *thunk_of(const char *name, void *function, int version)
 {
-	int slot = insert(&qs_thunk_original[EXPORTED], QS_LOOKUP_SLOTS, (uintptr_t)function);
+	const struct qs_effect *effect = qs_effect_of(name, version);
+	int first = effect->flags & QS_EFFECT_KEPT ? EXPORTED_KEPT : EXPORTED;
+	int slot = insert(&qs_thunk_original[first],
+	                  effect->flags & QS_EFFECT_KEPT ? QS_KEPT_SLOTS : QS_LOOKUP_SLOTS,
+	                  (uintptr_t)function);
 	if (slot < 0) {
 		go_blind("more driver functions were looked up than there are thunks");
 		return function;
 	}
+	atomic_store_explicit(&effects[first + slot], effect, memory_order_release);
 	note_launch(name);
-	return (void *)(qs_thunks + (size_t)(EXPORTED + slot) * QS_THUNK_BYTES);
+	return (void *)(qs_thunks + (size_t)(first + slot) * QS_THUNK_BYTES);
 }
 
 /* The driver that the process has loaded, referenced for ever. NULL if none is. */
@@ -322,6 +388,19 @@ static void *driver(void)
 		atomic_store_explicit(&loaded, handle, memory_order_release);
 	}
 	return handle;
+}
+
+void *qs_driver_function(_Atomic(void *) *kept, const char *name)
+{
+	static char absent;
+	void *found = atomic_load_explicit(kept, memory_order_acquire);
+	void *handle = found ? NULL : driver();
+	if (handle) {
+		found = qs_real_dlsym(handle, name);
+		found = found ? found : &absent;
+		atomic_store_explicit(kept, found, memory_order_release);
+	}
+	return found == &absent ? NULL : found;
 }
 
 /* The function that the caller of an export means: the next in the global scope, which may be
@@ -460,7 +539,7 @@ static void *stand_before(const char *name, void *function, int version)
 		return function;
 	if (form >= 0) /* the driver's one name for both forms */
 		return ask_of(version >= 12000 ? ASK_V2 : (enum form)form, function);
-	return is_submission(name) ? thunk_of(name, function) : function;
+	return is_submission(name) ? thunk_of(name, function, version) : function;
 }
 
 void *qs_submission_wrapper(const char *name, void *function, const void *caller)

@@ -6,6 +6,7 @@
  * compiler.
  */
 #include "intercept/intercept.h"
+#include "operand/track.h"
 
 #define QS_EXPORT     __attribute__((visibility("default")))
 #define QS_STRIP(...) __VA_ARGS__
@@ -15,6 +16,22 @@
 	bool try_##function(const struct qs_library *library, QS_STRIP params);
 QS_ENTRIES(QS_DECLARE_TRY)
 #undef QS_DECLARE_TRY
+
+/* What a call wrote that was left to cuBLAS, in the names of entries.h. The arrays of pointers are
+ * in device memory. */
+#define QS_WROTE(stride, count)             qs_wrote(c, ct, ldc, n, stride, count)
+#define QS_WROTE_GEMM_EX                    QS_WROTE(0, 1)
+#define QS_WROTE_GEMM_EX_64                 QS_WROTE(0, 1)
+#define QS_WROTE_GEMM_STRIDED_BATCHED_EX    QS_WROTE(sc, count)
+#define QS_WROTE_GEMM_STRIDED_BATCHED_EX_64 QS_WROTE(sc, count)
+#define QS_WROTE_SGEMM_EX                   QS_WROTE(0, 1)
+#define QS_WROTE_SGEMM_EX_64                QS_WROTE(0, 1)
+#define QS_WROTE_GEMM_BATCHED_EX            qs_track_everything()
+#define QS_WROTE_GEMM_BATCHED_EX_64         qs_track_everything()
+#define QS_WROTE_GEMM_GROUPED_BATCHED_EX    qs_track_everything()
+#define QS_WROTE_GEMM_GROUPED_BATCHED_EX_64 qs_track_everything()
+#define QS_WROTE_LT_MATMUL                  qs_wrote_lt(library, desc, d, ld, workspace, workspace_bytes)
+#define QS_WROTE_DESTROY                    (void)0
 
 /* One call to one known copy: the outermost of this thread is looked at, the rest goes through. The
  * guard is held around the original too, as libcublas calls cublasLtMatmul. */
@@ -29,6 +46,10 @@ QS_ENTRIES(QS_DECLARE_TRY)
 		if (!try_##function(library, QS_STRIP args)) {                                     \
 			status = original args;                                                    \
 			qs_epoch_bump();                                                           \
+			if (qs_watch_any() && !status)                                             \
+				QS_WROTE_##entry;                                                  \
+			else if (qs_watch_any())                                                   \
+				qs_track_everything();                                             \
 		}                                                                                  \
 		qs_end();                                                                          \
 		return status;                                                                     \

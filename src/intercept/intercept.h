@@ -15,6 +15,8 @@
  *             qs_epoch_report qs_submission_name qs_submission_wrapper qs_submission_escaped
  *             qs_submission_is_own
  * driver.S    the thunks before the driver's functions
+ * driver.h launch.h  reading what their calls write: written.c arguments.c graph.c
+ * output.c    qs_wrote qs_wrote_lt
  * guard.c     qs_begin qs_end
  */
 #ifndef QS_INTERCEPT_INTERCEPT_H
@@ -121,6 +123,14 @@ void qs_loader_forked(void);
  */
 bool qs_begin(void);
 void qs_end(void);
+
+/* Reports what a product wrote that was left to cuBLAS: n vectors of ld elements, `count` times
+ * with `stride` elements between; or, by cublasLtMatmul, D, the workspace, and what the epilogue
+ * puts out. */
+void qs_wrote(const void *d, cudaDataType type, int64_t ld, int64_t n, int64_t stride,
+              int64_t count);
+void qs_wrote_lt(const struct qs_library *library, cublasLtMatmulDesc_t desc, const void *d,
+                 cublasLtMatrixLayout_t ld, const void *workspace, size_t workspace_bytes);
 
 /* ---- the submission epoch ---- */
 

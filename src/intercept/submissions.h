@@ -3,24 +3,27 @@
  *
  * These are the names that libcuda.so.1 of CUDA 13.0 exports, kept from older versions or not, and
  * so those that a program can be linked to. Look-ups by name are matched by prefix (driver.c),
- * which covers forms that are newer. Left out: editing and instantiating graphs, events, allocation
- * (what new memory holds is nobody's business before something was written to it).
+ * which covers forms that are newer. Left out: editing graphs, events, allocation (what new memory
+ * holds is nobody's business before something was written to it).
+ *
+ * What their arguments say about the memory that is written is read by written.c while anything is
+ * watched; those of the last group always, for what they tell must be known before there is a
+ * watch.
  *
  * Read by the assembler too: nothing but macros.
  */
 #ifndef QS_INTERCEPT_SUBMISSIONS_H
 #define QS_INTERCEPT_SUBMISSIONS_H
 
-/* Distinct driver functions that look-ups can be given thunks for. */
+/* Distinct driver functions that look-ups can be given thunks for, and of the last group. */
 #define QS_LOOKUP_SLOTS 256
+#define QS_KEPT_SLOTS   96
 /* Bytes from one thunk to the next, and from one counter to the next. */
 #define QS_THUNK_BYTES 32
 #define QS_COUNT_BYTES 64
 
 /* Launches. cuLaunchHostFunc is one: host code may write mapped memory. */
 #define QS_SUBMISSION_LAUNCHES(X)                                                                  \
-	X(cuGraphLaunch)                                                                           \
-	X(cuGraphLaunch_ptsz)                                                                      \
 	X(cuLaunch)                                                                                \
 	X(cuLaunchCooperativeKernel)                                                               \
 	X(cuLaunchCooperativeKernelMultiDevice)                                                    \
@@ -178,24 +181,11 @@
 
 /* Memory that goes away, moves, or becomes another under the same address. */
 #define QS_SUBMISSION_MEMORY(X)                                                                    \
-	X(cuCtxDestroy)                                                                            \
-	X(cuCtxDestroy_v2)                                                                         \
-	X(cuCtxDetach)                                                                             \
-	X(cuDestroyExternalMemory)                                                                 \
-	X(cuDevicePrimaryCtxRelease)                                                               \
-	X(cuDevicePrimaryCtxRelease_v2)                                                            \
-	X(cuDevicePrimaryCtxReset)                                                                 \
-	X(cuDevicePrimaryCtxReset_v2)                                                              \
-	X(cuExternalMemoryGetMappedBuffer)                                                         \
-	X(cuExternalMemoryGetMappedMipmappedArray)                                                 \
 	X(cuFlushGPUDirectRDMAWrites)                                                              \
 	X(cuGraphicsMapResources)                                                                  \
 	X(cuGraphicsMapResources_ptsz)                                                             \
 	X(cuGraphicsUnmapResources)                                                                \
 	X(cuGraphicsUnmapResources_ptsz)                                                           \
-	X(cuIpcCloseMemHandle)                                                                     \
-	X(cuIpcOpenMemHandle)                                                                      \
-	X(cuIpcOpenMemHandle_v2)                                                                   \
 	X(cuMemBatchDecompressAsync)                                                               \
 	X(cuMemBatchDecompressAsync_ptsz)                                                          \
 	X(cuMemDiscardAndPrefetchBatchAsync)                                                       \
@@ -210,23 +200,67 @@
 	X(cuMemMap)                                                                                \
 	X(cuMemMapArrayAsync)                                                                      \
 	X(cuMemMapArrayAsync_ptsz)                                                                 \
-	X(cuMemPoolImportPointer)                                                                  \
 	X(cuMemPrefetchAsync)                                                                      \
 	X(cuMemPrefetchAsync_ptsz)                                                                 \
 	X(cuMemPrefetchAsync_v2)                                                                   \
 	X(cuMemPrefetchAsync_v2_ptsz)                                                              \
 	X(cuMemPrefetchBatchAsync)                                                                 \
 	X(cuMemPrefetchBatchAsync_ptsz)                                                            \
+	X(cuMemSetAccess)                                                                          \
 	X(cuMemUnmap)                                                                              \
-	X(cuMulticastBindAddr)                                                                     \
 	X(cuMulticastBindMem)                                                                      \
 	X(cuMulticastUnbind)
 
-#define QS_SUBMISSIONS(X)                                                                          \
+/* What must be known of graphs, functions, and memory that others can write. */
+#define QS_SUBMISSION_KEPT(X)                                                                      \
+	X(cuCtxDestroy)                                                                            \
+	X(cuCtxDestroy_v2)                                                                         \
+	X(cuCtxDetach)                                                                             \
+	X(cuDestroyExternalMemory)                                                                 \
+	X(cuDevicePrimaryCtxRelease)                                                               \
+	X(cuDevicePrimaryCtxRelease_v2)                                                            \
+	X(cuDevicePrimaryCtxReset)                                                                 \
+	X(cuDevicePrimaryCtxReset_v2)                                                              \
+	X(cuExternalMemoryGetMappedBuffer)                                                         \
+	X(cuExternalMemoryGetMappedMipmappedArray)                                                 \
+	X(cuGraphExecBatchMemOpNodeSetParams)                                                      \
+	X(cuGraphExecChildGraphNodeSetParams)                                                      \
+	X(cuGraphExecDestroy)                                                                      \
+	X(cuGraphExecExternalSemaphoresWaitNodeSetParams)                                          \
+	X(cuGraphExecKernelNodeSetParams)                                                          \
+	X(cuGraphExecKernelNodeSetParams_v2)                                                       \
+	X(cuGraphExecMemcpyNodeSetParams)                                                          \
+	X(cuGraphExecMemsetNodeSetParams)                                                          \
+	X(cuGraphExecNodeSetParams)                                                                \
+	X(cuGraphExecUpdate)                                                                       \
+	X(cuGraphExecUpdate_v2)                                                                    \
+	X(cuGraphInstantiate)                                                                      \
+	X(cuGraphInstantiateWithFlags)                                                             \
+	X(cuGraphInstantiateWithParams)                                                            \
+	X(cuGraphInstantiateWithParams_ptsz)                                                       \
+	X(cuGraphInstantiate_v2)                                                                   \
+	X(cuGraphLaunch)                                                                           \
+	X(cuGraphLaunch_ptsz)                                                                      \
+	X(cuIpcCloseMemHandle)                                                                     \
+	X(cuIpcGetMemHandle)                                                                       \
+	X(cuIpcOpenMemHandle)                                                                      \
+	X(cuIpcOpenMemHandle_v2)                                                                   \
+	X(cuLibraryUnload)                                                                         \
+	X(cuMemPoolExportPointer)                                                                  \
+	X(cuMemPoolImportPointer)                                                                  \
+	X(cuModuleUnload)                                                                          \
+	X(cuMulticastBindAddr)
+
+/* Counted only, unless something is watched. */
+#define QS_SUBMISSION_COUNTED(X)                                                                   \
 	QS_SUBMISSION_LAUNCHES(X)                                                                  \
 	QS_SUBMISSION_COPIES(X)                                                                    \
 	QS_SUBMISSION_FILLS(X)                                                                     \
 	QS_SUBMISSION_STREAM(X)                                                                    \
 	QS_SUBMISSION_MEMORY(X)
+
+#define QS_SUBMISSIONS(X)                                                                          \
+	QS_SUBMISSION_COUNTED(X)                                                                   \
+	QS_SUBMISSION_KEPT(X)
 
 #endif

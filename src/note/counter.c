@@ -185,6 +185,26 @@ struct qs_counter *qs_counter_new(const char *key_text, const struct qs_key *key
 	return counter;
 }
 
+void qs_counter_kept(int form, int64_t bytes)
+{
+	struct qs_counter_header *header = atomic_load_explicit(&table, memory_order_acquire);
+	if (header)
+		atomic_fetch_add_explicit(&header->kept_bytes[form], (uint64_t)bytes,
+		                          memory_order_relaxed);
+}
+
+void qs_counter_kept_use(int form)
+{
+	struct qs_counter_header *header = atomic_load_explicit(&table, memory_order_acquire);
+	if (header)
+		atomic_fetch_add_explicit(&header->kept_uses[form], 1, memory_order_relaxed);
+}
+
+const struct qs_counter_header *qs_counter_header(void)
+{
+	return atomic_load_explicit(&table, memory_order_acquire);
+}
+
 /* "other" stands for many keys: it keeps its own words. */
 static bool is_shared(const struct qs_counter *counter)
 {

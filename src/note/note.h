@@ -7,7 +7,8 @@
  * message.c   qs_message qs_message_once qs_level_name qs_note_start qs_note_forked
  * path.c      qs_path_expand qs_rank qs_local_rank qs_open_new
  * decision.c  qs_note_decision
- * counter.c   qs_counter_new qs_counter_decide qs_counter_at
+ * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
+ *             qs_counter_header
  * summary.c   qs_note_summary qs_note_notice
  * json.c write.c   inside, see inside.h
  */
@@ -63,6 +64,9 @@ int qs_open_new(const char *path);
 #define QS_COUNTER_MAGIC   "QSHIMCNT"
 #define QS_COUNTER_VERSION 1
 
+/* Forms of kept operands: fp8, fp8 transposed, NF4, fp8 in tiles (enum qs_form_kind). */
+#define QS_KEPT_FORMS 4
+
 /* Start of counters.%r.%p.bin, followed by `slots` times struct qs_counter. 256 bytes. */
 struct qs_counter_header {
 	char magic[8];         /* QS_COUNTER_MAGIC, not terminated                       */
@@ -75,7 +79,9 @@ struct qs_counter_header {
 	int64_t start;         /* seconds since 1970                                     */
 	char exe[64];          /* short name of the program, terminated                  */
 	char program[16];      /* QS_VERSION, terminated                                 */
-	uint64_t spare[17];    /* zero                                                   */
+	_Atomic uint64_t kept_bytes[QS_KEPT_FORMS]; /* bytes of kept operands now, by form    */
+	_Atomic uint64_t kept_uses[QS_KEPT_FORMS];  /* products that used one, by form        */
+	uint64_t spare[9]; /* zero                                                   */
 };
 
 /* Counters of one key, in the mapped file. 256 bytes. */
@@ -107,6 +113,12 @@ void qs_counter_decide(struct qs_counter *counter, enum qs_action action, enum q
 /* Slot by index, NULL past the last used one; "other" comes last. A slot being filled by another
  * thread has `used` == 0 and is to be skipped. */
 const struct qs_counter *qs_counter_at(size_t index);
+
+/* Operands of a form kept from one product to the next: bytes more or less, and a use. */
+void qs_counter_kept(int form, int64_t bytes);
+void qs_counter_kept_use(int form);
+/* The header, NULL before qs_note_start(). */
+const struct qs_counter_header *qs_counter_header(void);
 
 /* One decision, written as a JSON line to decisions.%r.%p.jsonl and as a dispatch message. */
 struct qs_decision {

@@ -134,9 +134,26 @@ static void put_sum(const struct row *sum)
 	    (double)sum->bytes / MIB);
 }
 
+/* What kept operands take now, and how often they saved a conversion. */
+static void put_kept(void)
+{
+	static const char *const names[QS_KEPT_FORMS] = {"fp8", "fp8 transposed", "nf4",
+	                                                 "fp8 tiles"};
+	const struct qs_counter_header *header = qs_counter_header();
+	for (int i = 0; header && i < QS_KEPT_FORMS; i++) {
+		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
+		uint64_t uses = atomic_load(&header->kept_uses[i]);
+		if (bytes || uses)
+			put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s\n",
+			    names[i], (double)bytes / MIB, (unsigned long long)uses,
+			    uses == 1 ? "" : "s");
+	}
+}
+
 static void put_table(const struct table *table)
 {
 	put_sum(&table->sum);
+	put_kept();
 	put("qshim: %6s %11s %11s %8s %10s  %-6s  %-18s  %s\n", "FLOPs%", "calls", "replaced",
 	    "late", "MiB", "action", "reason", "product");
 	for (size_t i = 0; i < table->shown; i++)

@@ -5,7 +5,7 @@
  * of ours wrote over it, and it is plain device memory. So dY is quantised once for dgrad and
  * wgrad, and one X for the products of a layer that follow each other.
  *
- * quantise.c  qs_operands_plan qs_operands_total qs_operands_launch
+ * quantise.c  qs_operands_plan qs_operands_total qs_quantise_launch qs_operands_launch
  * rows.c      qs_rows_total qs_rows_make
  * reuse.c     qs_operands_make qs_operands_wrote qs_operands_forget
  */
@@ -48,6 +48,12 @@ size_t qs_operand_bytes(const struct qs_operands *operands, int i, bool turned);
 /* Bytes from one scale to the next: cuBLASLt refuses scale pointers that are not aligned to 16. */
 #define QS_SCALE_STRIDE 64
 
+/* Parts of a scratch block begin at multiples of 256 bytes. */
+static inline size_t qs_align_part(size_t offset)
+{
+	return (offset + 255) / 256 * 256;
+}
+
 /* Where the parts of a scratch block are. The operands of a product lie in one half, those of the
  * product before in the other. */
 struct qs_parts {
@@ -59,15 +65,29 @@ struct qs_parts {
 struct qs_parts qs_scratch_parts(const struct qs_operands *operands,
                                  const struct qs_scratch *scratch);
 
+/* Launches one kernel of kernels/quantise.h, so that it starts while the work ahead of it in the
+ * stream ends where the driver, the device and the stream allow that. */
+CUresult qs_quantise_launch(const struct qs_context *context, const struct qs_stream *stream,
+                            CUfunction function, unsigned blocks, unsigned threads,
+                            struct qs_quantise_args *args);
 /* Launches what `args` says; operands without blocks are left alone. */
-CUresult qs_operands_launch(const struct qs_context *context, CUstream stream,
+CUresult qs_operands_launch(const struct qs_context *context, const struct qs_stream *stream,
                             struct qs_quantise_args *args);
 
 /* Gives the quantised operands of a call: those found in the locked scratch block if `reuse` allows
- * it, new ones otherwise. */
+ * it, new ones otherwise. An operand that `pair` has already stays; the rest of it must be zero. */
 CUresult qs_operands_make(struct qs_operands *operands, const struct qs_context *context,
                           const struct qs_stream *stream, struct qs_scratch *scratch,
                           const void *const source[2], bool reuse, struct qs_pair *pair);
+/* One operand alone, made anew at `at`, 256-byte aligned, where it takes qs_operand_total() bytes.
+ */
+size_t qs_operand_total(const struct qs_operands *operands, int i);
+CUresult qs_operand_make(const struct qs_operands *operands, int i,
+                         const struct qs_context *context, const struct qs_stream *stream,
+                         CUdeviceptr at, const void *source, struct qs_pair *pair);
+/* Where the last amax of this matrix is kept: the prediction for the next time. 0 = nowhere. */
+CUdeviceptr qs_history_of(const struct qs_context *context, const struct qs_quantise_operand *shape,
+                          const void *source);
 /* The same with a scale for each row along K, always made anew; what the block held is forgotten.
  */
 size_t qs_rows_total(const struct qs_operands *operands);

@@ -68,19 +68,6 @@ static struct contents *contents_of(struct qs_scratch *scratch)
 	return contents;
 }
 
-/* Only what GPU work writes can be watched; managed memory and mapped host memory are written by
- * the host as well. */
-static bool is_plain_device_memory(const void *p)
-{
-	const struct qs_driver *cu = qs_driver_get();
-	unsigned type = 0, managed = 1;
-	CUdeviceptr pointer = (CUdeviceptr)(uintptr_t)p;
-	return !cu->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) &&
-	       type == CU_MEMORYTYPE_DEVICE &&
-	       !cu->cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, pointer) &&
-	       !managed;
-}
-
 static struct made *find(struct contents *contents, const struct qs_quantise_operand *shape,
                          const void *source, bool turned)
 {
@@ -90,26 +77,13 @@ static struct made *find(struct contents *contents, const struct qs_quantise_ope
 		    made->inner != shape->inner || made->outer != shape->outer ||
 		    made->format != shape->format)
 			continue;
-		if (made->epoch != qs_epoch_now() || !is_plain_device_memory(source))
+		if (made->epoch != qs_epoch_now() || !qs_is_device_memory(source))
 			continue;
 		if (turned ? made->turned : made->straight)
 			return made;
 		atomic_store_explicit(made->both, true, memory_order_relaxed);
 	}
 	return NULL;
-}
-
-/* Where the last amax of a matrix is kept, by hash: the prediction for the next time. A slot shared
- * by two matrices costs repairs, not results. */
-static CUdeviceptr history_of(const struct qs_context *context,
-                              const struct qs_quantise_operand *shape, const void *source)
-{
-	uint64_t hash = (uintptr_t)source ^ ((uint64_t)shape->inner << 44) ^
-	                ((uint64_t)shape->outer << 20) ^ (uint64_t)shape->ld;
-	hash = (hash * 0x9e3779b97f4a7c15u) >> 32;
-	if (!context->history)
-		return 0;
-	return context->history + (hash & (QS_HISTORY_SLOTS - 1)) * sizeof(uint32_t);
 }
 
 /* Places operand i in a half from *offset on, in one orientation or, if asked for and there is room
@@ -140,7 +114,7 @@ static void fill(struct qs_quantise_operand *operand, const struct made *made, C
 	operand->turned = made->turned;
 	operand->scale = made->scale;
 	operand->partials = partials;
-	operand->history = history_of(context, operand, source);
+	operand->history = qs_history_of(context, operand, source);
 	qs_quantise_plan(operand, context->sms);
 }
 
@@ -174,10 +148,11 @@ static CUresult make(struct qs_operands *operands, const struct qs_context *cont
 	for (int i = 0; i < 2; i++)
 		contents->made[2 * half + i].valid = false;
 	for (int i = 0; i < 2; i++) {
-		if (found[i])
+		if (found[i] || pair->data[i])
 			continue;
 		struct made *made = found[i] = &contents->made[2 * half + i];
-		size_t others = i == 0 ? qs_operand_bytes(operands, 1, operands->turned[1]) : 0;
+		const bool alone = i == 1 || found[1] || pair->data[1];
+		size_t others = alone ? 0 : qs_operand_bytes(operands, 1, operands->turned[1]);
 		place(made, operands, i, &parts, half, &offset, others);
 		fill(&args.operand[i], made, parts.partials[i], source[i], context);
 		made->source = source[i];
@@ -190,7 +165,7 @@ static CUresult make(struct qs_operands *operands, const struct qs_context *cont
 		pair->bytes += made_bytes(operands, i, made);
 		atomic_fetch_add_explicit(&made_count, 1, memory_order_relaxed);
 	}
-	CUresult error = qs_operands_launch(context, stream->handle, &args);
+	CUresult error = qs_operands_launch(context, stream, &args);
 	for (int i = 0; i < 2; i++)
 		if (args.operand[i].blocks[0])
 			found[i]->valid = !error;
@@ -204,18 +179,21 @@ CUresult qs_operands_make(struct qs_operands *operands, const struct qs_context 
 	struct contents *contents = contents_of(scratch);
 	struct made *found[2] = {NULL, NULL};
 	CUresult error = CUDA_SUCCESS;
-	*pair = (struct qs_pair){.bytes = 0};
 	if (!contents)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!reuse || !qs_epoch_trusted())
 		clear(contents);
 	for (int i = 0; i < 2; i++) {
+		if (pair->data[i])
+			continue;
 		found[i] = find(contents, &operands->shape[i], source[i], operands->turned[i]);
 		atomic_fetch_add_explicit(&reused_count, found[i] != NULL, memory_order_relaxed);
 	}
-	if (!found[0] || !found[1])
+	if ((!found[0] && !pair->data[0]) || (!found[1] && !pair->data[1]))
 		error = make(operands, context, stream, scratch, contents, source, found, pair);
 	for (int i = 0; i < 2 && !error; i++) {
+		if (!found[i])
+			continue;
 		pair->data[i] = operands->turned[i] ? found[i]->turned : found[i]->straight;
 		pair->scale[i] = found[i]->scale;
 	}

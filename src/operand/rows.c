@@ -4,13 +4,6 @@
  */
 #include "operand/operand.h"
 
-#define ALIGNMENT 256
-
-static size_t align(size_t offset)
-{
-	return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 /* Offsets of one operand's parts from the start of its share of the block. */
 struct share {
 	size_t scale, partials, end;
@@ -23,8 +16,8 @@ static struct share share_of(const struct qs_operands *operands, int i)
 	const int64_t rows = turned ? shape->inner : shape->outer;
 	struct share share;
 	share.scale = qs_operand_bytes(operands, i, turned);
-	share.partials = share.scale + align((size_t)rows * sizeof(float));
-	share.end = share.partials + align(turned ? (size_t)qs_partials_bytes(shape) : 0);
+	share.partials = share.scale + qs_align_part((size_t)rows * sizeof(float));
+	share.end = share.partials + qs_align_part(turned ? (size_t)qs_partials_bytes(shape) : 0);
 	return share;
 }
 
@@ -33,12 +26,12 @@ size_t qs_rows_total(const struct qs_operands *operands)
 	return operands->base + share_of(operands, 0).end + share_of(operands, 1).end;
 }
 
-static CUresult launch(CUfunction function, const struct qs_quantise_args *args, int which,
-                       bool turned, unsigned threads, CUstream stream)
+static CUresult launch(const struct qs_context *context, const struct qs_stream *stream,
+                       CUfunction function, const struct qs_quantise_args *args, int which,
+                       bool turned, unsigned threads)
 {
 	struct qs_quantise_args mine = *args;
 	unsigned blocks = 0;
-	void *arguments[] = {&mine};
 	for (int i = 0; i < 2; i++) {
 		if (turned != (args->operand[i].turned != 0))
 			mine.operand[i].blocks[0] = mine.operand[i].blocks[1] = 0;
@@ -46,8 +39,7 @@ static CUresult launch(CUfunction function, const struct qs_quantise_args *args,
 	}
 	if (!blocks)
 		return CUDA_SUCCESS;
-	return qs_driver_get()->cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream,
-	                                       arguments, NULL);
+	return qs_quantise_launch(context, stream, function, blocks, threads, &mine);
 }
 
 CUresult qs_rows_make(const struct qs_operands *operands, const struct qs_context *context,
@@ -67,19 +59,19 @@ CUresult qs_rows_make(const struct qs_operands *operands, const struct qs_contex
 		if (operands->turned[i])
 			qs_columns_plan(operand, context->sms);
 		else
-			qs_rows_plan(operand, context->sms);
+			qs_rows_plan(operand);
 		pair->data[i] = at;
 		pair->scale[i] = operand->scale;
 		pair->bytes += qs_operand_bytes(operands, i, operands->turned[i]);
 		at += share.end;
 	}
 	qs_operands_forget(scratch);
-	CUresult error = launch(context->rows, &args, 0, false, QS_ROWS_THREADS, stream->handle);
+	CUresult error = launch(context, stream, context->rows, &args, 0, false, QS_ROWS_THREADS);
 	if (!error)
-		error = launch(context->amax_columns, &args, 0, true, QS_QUANTISE_THREADS,
-		               stream->handle);
+		error = launch(context, stream, context->amax_columns, &args, 0, true,
+		               QS_QUANTISE_THREADS);
 	if (!error)
-		error = launch(context->cast_columns, &args, 1, true, QS_QUANTISE_THREADS,
-		               stream->handle);
+		error = launch(context, stream, context->cast_columns, &args, 1, true,
+		               QS_QUANTISE_THREADS);
 	return error;
 }

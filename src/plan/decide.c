@@ -17,8 +17,6 @@ static void act(struct qs_plan *plan, enum qs_action action, enum qs_reason reas
 	plan->action = action;
 	plan->reason = reason;
 	plan->engine = qs_engine_of(action);
-	if (!plan->engine)
-		pass(plan, QS_REASON_UNAVAILABLE);
 }
 
 /* `auto`, and fp8 "where faster", leave it to the prediction. */

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "intercept/intercept.h"
+#include "operand/track.h"
 
 /* Runs that may fail before a key is left alone. */
 #define FAILURES_MAX 3
@@ -108,6 +109,9 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	if (plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure)) {
 		atomic_fetch_add_explicit(&plan->counter->replaced, 1, memory_order_relaxed);
 		atomic_fetch_add_explicit(&plan->counter->bytes, bytes, memory_order_relaxed);
+		if (qs_watch_any()) /* D may be somebody's weight */
+			qs_track_write(g->d,
+			               (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
 		qs_note_notice(plan->action);
 		return true;
 	}

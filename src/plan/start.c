@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include "intercept/intercept.h"
+#include "operand/cache.h"
 #include "operand/operand.h"
+#include "operand/track.h"
 
 enum {
 	COLD,
@@ -47,6 +49,8 @@ static void in_child(void)
 	qs_dispatch_forked();
 	qs_plan_table_forked();
 	qs_context_forked();
+	qs_kept_forked();
+	qs_track_forked();
 	qs_note_forked();
 	atomic_store(&forked, true);
 	atomic_store(&state, COLD);

@@ -123,6 +123,9 @@ static void plant(struct made *made)
 	case PLANT_NAN_A:
 		made->a[at_a(made, 2, p->k - 1)] = NAN;
 		break;
+	case PLANT_INF_A:
+		made->a[at_a(made, 2, p->k - 1)] = INFINITY;
+		break;
 	case PLANT_ZERO_A:
 		memset(made->a, 0, made->size_a * sizeof *made->a);
 		break;
@@ -379,6 +382,7 @@ static bool spoilt(const struct made *made, int i, int j)
 	case PLANT_INF:
 		return j == 1;
 	case PLANT_NAN_A:
+	case PLANT_INF_A:
 		return i == 2;
 	default:
 		return false;

@@ -20,6 +20,7 @@ enum plant {
 	PLANT_NAN,    /* NaN in column 1 of op(B): token 1 of X, row 1 of the row-major D */
 	PLANT_INF,    /* the same with Inf                                                */
 	PLANT_NAN_A,  /* NaN in row 2 of op(A)                                            */
+	PLANT_INF_A,  /* the same with Inf                                                */
 	PLANT_ZERO_A, /* op(A) is zero                                                    */
 	PLANT_ZERO_B, /* op(B) is zero                                                    */
 	PLANT_SPIKE,  /* one element of op(B) is 3e38                                     */

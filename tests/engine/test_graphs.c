@@ -284,6 +284,22 @@ static int growth_after_capture(int argc, char **argv)
 	return verdict();
 }
 
+/* Launches that may start early: of eager products, and of captured ones. */
+static int early(int argc, char **argv)
+{
+	struct session session;
+	struct made made;
+	(void)argc, (void)argv;
+	warm(&session, &made);
+	const long eager = softcuda_get("early_launches"), all = softcuda_get("launches");
+	cudaGraphExec_t graph = capture(&made, &session);
+	launch(graph, session.stream);
+	judge(&made);
+	printf("launches %ld\neager %ld\ncaptured %ld\n", all, eager,
+	       softcuda_get("early_launches") - eager);
+	return verdict();
+}
+
 const struct scene scenes[] = {
         {"replays", replays},
         {"two_graphs", two_graphs},
@@ -293,6 +309,7 @@ const struct scene scenes[] = {
         {"growth_beside_capture", growth_beside_capture},
         {"growth_after_capture", growth_after_capture},
         {"first_product_beside_capture", first_product_beside_capture},
+        {"early", early},
         {NULL, NULL},
 };
 
@@ -367,6 +384,27 @@ START_TEST(live_graph_keeps_its_scratch_when_eager_work_grows)
 }
 END_TEST
 
+/* A graph gets only edges that every program can read. */
+START_TEST(kernels_start_early_except_in_a_graph)
+{
+	all_right("early", 1, 2);
+	ck_assert_double_ge(printed(&outcome, "launches"), 2);
+	ck_assert_double_eq(printed(&outcome, "eager"), printed(&outcome, "launches"));
+	ck_assert_double_eq(printed(&outcome, "captured"), 0);
+}
+END_TEST
+
+/* What the driver translates from older code does not wait for the work ahead of it. */
+START_TEST(kernels_compiled_for_older_devices_do_not_start_early)
+{
+	const char *const env[] = {fp8[0], "SOFTCUDA_PTX=89", NULL};
+	run_scene(&outcome, SHIMMED, env, "early", NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_assert_uint_eq(total_replaced(&outcome), 2);
+	ck_assert_double_eq(printed(&outcome, "eager"), 0);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("graphs");
@@ -381,6 +419,8 @@ int main(int argc, char **argv)
 	tcase_add_test(tcase, growing_scratch_does_not_invalidate_a_capture_elsewhere);
 	tcase_add_loop_test(tcase, live_graph_keeps_its_scratch_when_eager_work_grows, 0,
 	                    SEEDS / 3);
+	tcase_add_test(tcase, kernels_start_early_except_in_a_graph);
+	tcase_add_test(tcase, kernels_compiled_for_older_devices_do_not_start_early);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);
 }

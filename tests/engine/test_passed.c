@@ -248,7 +248,7 @@ static const struct row rows[] = {
         {QS_REASON_CUBLASLT_NEW, OUR_OWN(), .env = {FORCE, "SOFTCUDA_CUBLASLT_VERSION=140000"}},
         {QS_REASON_SMALL, OUR_OWN(), .env = {NULL}},
         {QS_REASON_RULE, OUR_OWN(), .env = {"QSHIM_SET=default.action=native"}},
-        {QS_REASON_UNAVAILABLE, OUR_OWN(), .env = {"QSHIM_SET=default.action=nf4"}},
+        {QS_REASON_WEIGHT, OUR_OWN(), .env = {"QSHIM_SET=default.action=nf4"}},
         {QS_REASON_ARCH, OUR_OWN(), .env = {FORCE ";default.scale=row", "SOFTCUDA_CAPABILITY=89"}},
         {QS_REASON_CUBLASLT_OLD, OUR_OWN(),
          .env = {FORCE ";default.scale=row", "SOFTCUDA_CUBLASLT_VERSION=120800"}},
@@ -270,8 +270,9 @@ static const struct row rows[] = {
 /* Reasons of products that are served (test_products.c, test_traces.c), and of engines that this
  * library does not have yet. */
 static const enum qs_reason elsewhere[] = {
-        QS_REASON_AUTO,   QS_REASON_TUNED, QS_REASON_NOT_FASTER, QS_REASON_UNTUNED,
-        QS_REASON_BUDGET, QS_REASON_SQNR,  QS_REASON_NONFINITE,
+        QS_REASON_AUTO,      QS_REASON_TUNED,       QS_REASON_NOT_FASTER, QS_REASON_UNTUNED,
+        QS_REASON_BUDGET,    QS_REASON_SQNR,        QS_REASON_NONFINITE,  QS_REASON_CHANGING,
+        QS_REASON_UNTRACKED, QS_REASON_UNAVAILABLE,
 };
 
 static int scene_row(int argc, char **argv)

@@ -4,7 +4,8 @@
  * launches between two events, over random data in as many buffers as exceed the L2 cache three
  * times. GB/s counts the bytes a step is meant to move: 2 to read an element, 1 for each target.
  * What a second kernel finds in the cache of the first therefore shows as a higher rate. Launches
- * follow each other without gaps; small shapes show the cost of a launch.
+ * follow each other without gaps, and where the device allows it each starts while the one ahead
+ * ends; small shapes show the cost of a launch.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -112,7 +113,7 @@ static bool has_turned(enum form form)
 static void plan(struct qs_quantise_operand *operand, enum form form)
 {
 	if (form == FORM_ROWS)
-		qs_rows_plan(operand, gpu.sms);
+		qs_rows_plan(operand);
 	else if (form == FORM_COLUMNS)
 		qs_columns_plan(operand, gpu.sms);
 	else
@@ -173,15 +174,15 @@ static void launch_first(const struct work *work, struct qs_quantise_args *args)
 	const CUfunction kernel = work->form == FORM_ROWS      ? gpu.rows
 	                          : work->form == FORM_COLUMNS ? gpu.amax_columns
 	                                                       : gpu.quantise;
-	gpu_launch(kernel, args->operand[0].blocks[0],
-	           work->form == FORM_ROWS ? QS_ROWS_THREADS : QS_QUANTISE_THREADS, args);
+	gpu_launch_early(kernel, args->operand[0].blocks[0],
+	                 work->form == FORM_ROWS ? QS_ROWS_THREADS : QS_QUANTISE_THREADS, args);
 }
 
 static void launch_second(const struct work *work, struct qs_quantise_args *args)
 {
 	if (work->form != FORM_ROWS)
-		gpu_launch(work->form == FORM_COLUMNS ? gpu.cast_columns : gpu.repair,
-		           args->operand[0].blocks[1], QS_QUANTISE_THREADS, args);
+		gpu_launch_early(work->form == FORM_COLUMNS ? gpu.cast_columns : gpu.repair,
+		                 args->operand[0].blocks[1], QS_QUANTISE_THREADS, args);
 }
 
 static void call(struct work *work, enum step step, int index)

@@ -32,6 +32,7 @@ PROGRAMS = {
     "jax_matmul": FP8,
     "cupy_matmul": FP8,
     "epoch_profiler": PARENT,
+    "stale_weights": PARENT,
     "off_identical": PARENT,
     "llama_reuse": PARENT,
     "gpt_ab": PARENT,

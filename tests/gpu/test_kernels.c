@@ -206,7 +206,7 @@ static void make_results(struct operand *operand)
 static void plan(struct qs_quantise_operand *operand, enum form form)
 {
 	if (form == FORM_ROWS)
-		qs_rows_plan(operand, gpu.sms);
+		qs_rows_plan(operand);
 	else if (form == FORM_COLUMNS)
 		qs_columns_plan(operand, gpu.sms);
 	else
@@ -368,21 +368,17 @@ static void run(CUfunction function, const char *name, int turn, unsigned thread
 			host.operand[i] = operands[i]->host;
 			blocks += host.operand[i].blocks[turn];
 		}
-	gpu_launch(function, blocks, threads, &device);
+	gpu_launch_early(function, blocks, threads, &device);
 	run_reference(name, blocks, threads, &host);
 	for (int i = 0; i < 2; i++)
 		if (operands[i])
 			compare_operand(operands[i], name);
 }
 
-/* Quantises one or two operands. */
-static void quantise_both(struct operand *a, struct operand *b)
+/* All kernels of one or two operands, each compared. */
+static void launch_all(struct operand *a, struct operand *b)
 {
 	const enum form form = (a ? a : b)->form;
-	if (a)
-		upload(a);
-	if (b)
-		upload(b);
 	if (form == FORM_ROWS) {
 		run(gpu.rows, QS_KERNEL_QUANTISE_ROWS, 0, QS_ROWS_THREADS, a, b);
 	} else if (form == FORM_COLUMNS) {
@@ -392,6 +388,16 @@ static void quantise_both(struct operand *a, struct operand *b)
 		run(gpu.quantise, QS_KERNEL_QUANTISE, 0, QS_QUANTISE_THREADS, a, b);
 		run(gpu.repair, QS_KERNEL_REPAIR, 1, QS_QUANTISE_THREADS, a, b);
 	}
+}
+
+/* Quantises one or two operands. */
+static void quantise_both(struct operand *a, struct operand *b)
+{
+	if (a)
+		upload(a);
+	if (b)
+		upload(b);
+	launch_all(a, b);
 }
 
 static void quantise(struct operand *operand)
@@ -499,6 +505,29 @@ START_TEST(the_number_of_blocks_changes_nothing)
 		}
 	drop(&a);
 	drop(&b);
+}
+END_TEST
+
+/* The fp8 result of one launch, taken for bf16, is the source of the next. */
+START_TEST(a_launch_waits_for_the_work_ahead_of_it)
+{
+	struct operand first, second;
+	make(&first, 4096, 2048, FORM_ROWS, &layouts[0]);
+	make(&second, 2048, 2048, (enum form)_i, &layouts[0]);
+	second.device.source = first.straight.device + GUARD;
+	second.host.source = (uint64_t)(uintptr_t)(first.straight.expected + GUARD);
+	second.predicted = predictions[1];
+	struct qs_quantise_args args = {.operand = {first.device}};
+	for (int i = 0; i < 4; i++) {
+		upload(&first);
+		upload(&second);
+		run_reference(QS_KERNEL_QUANTISE_ROWS, first.host.blocks[0], QS_ROWS_THREADS,
+		              &(struct qs_quantise_args){.operand = {first.host}});
+		gpu_launch_early(gpu.rows, first.device.blocks[0], QS_ROWS_THREADS, &args);
+		launch_all(&second, NULL);
+	}
+	drop(&first);
+	drop(&second);
 }
 END_TEST
 
@@ -708,8 +737,8 @@ static void quantise_long(struct qs_quantise_operand *operand)
 	struct qs_quantise_args args = {0};
 	qs_quantise_plan(operand, gpu.sms);
 	args.operand[0] = *operand;
-	gpu_launch(gpu.quantise, operand->blocks[0], QS_QUANTISE_THREADS, &args);
-	gpu_launch(gpu.repair, operand->blocks[1], QS_QUANTISE_THREADS, &args);
+	gpu_launch_early(gpu.quantise, operand->blocks[0], QS_QUANTISE_THREADS, &args);
+	gpu_launch_early(gpu.repair, operand->blocks[1], QS_QUANTISE_THREADS, &args);
 }
 
 /* The form is straight, turned or both; without a history the repair casts, and with the one that
@@ -776,6 +805,7 @@ int main(void)
 	tcase_add_loop_test(tests, two_operands_of_a_launch_do_not_mix, 0, FORMS);
 	tcase_add_loop_test(tests, an_operand_without_blocks_is_skipped, 0, FORMS);
 	tcase_add_loop_test(tests, the_number_of_blocks_changes_nothing, 0, FORMS);
+	tcase_add_loop_test(tests, a_launch_waits_for_the_work_ahead_of_it, 0, FORMS);
 	tests = group(suite, "predictions");
 	tcase_add_loop_test(tests, the_good_range_of_predictions_ends_where_the_reference_says, 0,
 	                    FORM_ROWS);

@@ -13,7 +13,7 @@ I_OLD    := $(B)/softcuda12/libcublas.so.12 $(B)/softcuda12/libcublasLt.so.12
 I_LIBS     := $(addprefix $(INTERCEPT_DIR)/lib,snippet.so snippet12.so snippet_dlsym.so \
               constructor.so plugin_inner.so plugin.so wrap_gemm.so wrap_dlsym.so wrap_calls.so)
 I_PROGRAMS := $(addprefix $(INTERCEPT_DIR)/,host linked linked_by_library linked_by_constructor \
-              bench_calls)
+              bench_calls track_kernels)
 INTERCEPT_NEEDS += $(LIB) $(I_LIBS) $(I_PROGRAMS)
 
 # What runs the programs is part of every test.
@@ -50,6 +50,8 @@ $(INTERCEPT_DIR)/linked:                $(I_OBJ)/linked.c.o $(I_OBJ)/snippet.c.o
 $(INTERCEPT_DIR)/linked_by_library:     $(I_OBJ)/linked.c.o $(INTERCEPT_DIR)/libsnippet.so
 $(INTERCEPT_DIR)/linked_by_constructor: $(I_OBJ)/linked.c.o $(INTERCEPT_DIR)/libconstructor.so
 $(INTERCEPT_DIR)/bench_calls:           $(I_OBJ)/bench_calls.c.o $(I_NEW) $(I_CUDART)
+$(INTERCEPT_DIR)/track_kernels:         $(I_OBJ)/track_kernels.c.o $(I_NEW) $(I_CUDART) \
+                                        $(SOFTCUDA_DIR)/libcuda.so.1
 
 $(I_PROGRAMS):
 	@mkdir -p $(@D)
@@ -64,11 +66,11 @@ I_LINK = $(filter %.so %.so.1 %.so.12 %.so.13,$(1))
 
 I_RECORDER := $(INTERCEPT_DIR)/recorder/libcuda.so.1
 I_EPOCH    := $(addprefix $(INTERCEPT_DIR)/,libqshim_open.so libepoch.so libstub.so libwrap_launch.so \
-              libcudart.so.12 epoch_linked epoch_plugin epoch_trust)
+              libcudart.so.12 epoch_linked epoch_plugin epoch_trust track_forms)
 INTERCEPT_NEEDS += $(I_RECORDER) $(I_EPOCH)
 
 # Without a version script, the exports are those that the sources mark, the tests' among them.
-$(INTERCEPT_DIR)/libqshim_open.so: $(LIB_OBJ) $(I_OBJ)/epoch_open.c.o
+$(INTERCEPT_DIR)/libqshim_open.so: $(LIB_OBJ) $(I_OBJ)/epoch_open.c.o $(I_OBJ)/track_open.c.o
 	@mkdir -p $(@D)
 	$(say) LD $@
 	$(Q)$(CC) $(QS_LDFLAGS) -shared -Wl,-soname,$(@F) -Wl,-z,now -Wl,--exclude-libs,ALL $^ \
@@ -86,6 +88,7 @@ $(INTERCEPT_DIR)/libepoch.so:       $(I_OBJ)/epoch_calls.c.o $(I_RECORDER)
 $(INTERCEPT_DIR)/epoch_linked:      $(I_OBJ)/epoch_linked.c.o $(INTERCEPT_DIR)/libepoch.so
 $(INTERCEPT_DIR)/epoch_plugin:      $(I_OBJ)/epoch_plugin.c.o
 $(INTERCEPT_DIR)/epoch_trust:       $(I_OBJ)/epoch_trust.c.o $(I_NEW) $(I_CUDART)
+$(INTERCEPT_DIR)/track_forms:       $(I_OBJ)/track_forms.c.o $(I_RECORDER)
 
 # The old kind of run path, which comes before LD_LIBRARY_PATH and its libcuda.so.1.
 $(filter-out %/libqshim_open.so,$(I_EPOCH)):

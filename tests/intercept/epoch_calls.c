@@ -74,7 +74,8 @@ static void find_open(void)
 
 static int call(driver_function *function)
 {
-	return function(0x1111111111111101, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0x1111111111111112);
+	return function(0x1111111111111101, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
+	                0x1111111111111114);
 }
 
 /* True if the call reached `real` once with all that it was given, and its answer came back. */

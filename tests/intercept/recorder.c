@@ -11,9 +11,12 @@
 
 static _Thread_local struct record last;
 static void (*during)(void);
+static int forced = -1;
+static size_t parameters;
 
 static int record(const char *name, int status, const word *arguments)
 {
+	status = forced < 0 ? status : forced;
 	last.name = name;
 	last.status = status;
 	memcpy(last.argument, arguments, sizeof last.argument);
@@ -32,9 +35,9 @@ enum {
 #define DEFINE(name)                                                                               \
 	RECORDER_EXPORT driver_function name;                                                      \
 	int name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j,   \
-	         word k, word l)                                                                   \
+	         word k, word l, word m, word n)                                                   \
 	{                                                                                          \
-		const word arguments[ARGUMENTS] = {a, b, c, d, e, f, g, h, i, j, k, l};            \
+		const word arguments[ARGUMENTS] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n};      \
 		return record(#name, 1000 + INDEX_##name, arguments);                              \
 	}
 QS_SUBMISSIONS(DEFINE)
@@ -66,6 +69,34 @@ extern const unsigned char numbered[] __attribute__((visibility("hidden")));
 const struct record *recorder_last(void)
 {
 	return &last;
+}
+
+void recorder_set_status(int status)
+{
+	forced = status;
+}
+
+void recorder_set_parameters(int count)
+{
+	parameters = (size_t)count;
+}
+
+RECORDER_EXPORT int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size);
+RECORDER_EXPORT int cuFuncGetName(const char **name, void *function);
+
+int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size)
+{
+	(void)function;
+	*offset = 8 * index;
+	*size = 8;
+	return !parameters ? NOT_SUPPORTED : index < parameters ? 0 : INVALID_VALUE;
+}
+
+int cuFuncGetName(const char **name, void *function)
+{
+	(void)function;
+	*name = "kernel";
+	return 0;
 }
 
 void recorder_set_during(void (*function)(void))

@@ -14,18 +14,20 @@
 	X(cuCtxGetStreamPriorityRange)                                                             \
 	X(cuDevicePrimaryCtxRetain)                                                                \
 	X(cuEventRecord)                                                                           \
-	X(cuGraphInstantiateWithFlags)                                                             \
+	X(cuGraphClone)                                                                            \
 	X(cuMemAlloc_v2)                                                                           \
 	X(cuMemGetInfo_v2)                                                                         \
-	X(cuMemSetAccess)                                                                          \
+	X(cuMemRelease)                                                                            \
 	X(cuModuleLoadData)                                                                        \
 	X(cuStreamIsCapturing)                                                                     \
 	X(cuStreamGetPriority)
 
-#define ARGUMENTS 12 /* the most a driver function has is eleven */
+/* In words: cuIpcOpenMemHandle has a pointer, an integer, and eight words by value. */
+#define ARGUMENTS 14
 
 typedef uintptr_t word;
-typedef int driver_function(word, word, word, word, word, word, word, word, word, word, word, word);
+typedef int driver_function(word, word, word, word, word, word, word, word, word, word, word, word,
+                            word, word);
 
 /* What a call left; of the calling thread. */
 struct record {
@@ -42,11 +44,17 @@ RECORDER_EXPORT const struct record *recorder_last(void);
 RECORDER_EXPORT driver_function *recorder_address(const char *name);
 /* What cuGetProcAddress answers, past every hook. */
 RECORDER_EXPORT driver_function *recorder_answer(const char *name, int version, uint64_t flags);
+/* What every call answers from now on, instead of its own number; -1 = that again. */
+RECORDER_EXPORT void recorder_set_status(int status);
+/* Functions have so many parameters of eight bytes from now on; 0 = that is not told. */
+RECORDER_EXPORT void recorder_set_parameters(int count);
 /* Called inside every call while set. */
 RECORDER_EXPORT void recorder_set_during(void (*during)(void));
 
-#define PER_THREAD 2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
-#define NOT_FOUND  500
+#define PER_THREAD    2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+#define NOT_FOUND     500
+#define INVALID_VALUE 1
+#define NOT_SUPPORTED 801
 
 typedef int ask_v1(const char *name, driver_function **function, int version, uint64_t flags);
 typedef int ask_v2(const char *name, driver_function **function, int version, uint64_t flags,

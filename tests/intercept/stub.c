@@ -12,20 +12,20 @@ __attribute__((visibility("default"))) int stub_main(void);
 #define NO_DRIVER 303
 
 int cuLaunchKernel(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j,
-                   word k, word l)
+                   word k, word l, word m, word n)
 {
 	void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
 	driver_function *real = driver ? (driver_function *)dlsym(driver, "cuLaunchKernel") : NULL;
 	printf("stub %lu %lu\n", (unsigned long)a, (unsigned long)l);
-	return real ? real(a, b, c, d, e, f, g, h, i, j, k, l) : NO_DRIVER;
+	return real ? real(a, b, c, d, e, f, g, h, i, j, k, l, m, n) : NO_DRIVER;
 }
 
 /* The call goes through the dynamic linker; so does the look-up. */
 int stub_main(void)
 {
 	driver_function *self = (driver_function *)dlsym(RTLD_DEFAULT, "cuLaunchKernel");
-	printf("status %d\n", cuLaunchKernel(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12));
+	printf("status %d\n", cuLaunchKernel(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14));
 	printf("found %d\n", self != NULL);
-	printf("status %d\n", self ? self(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12) : -1);
+	printf("status %d\n", self ? self(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14) : -1);
 	return 0;
 }

@@ -15,11 +15,11 @@ long wrap_launch_count(void)
 }
 
 int cuLaunchKernel(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j,
-                   word k, word l)
+                   word k, word l, word m, word n)
 {
 	static driver_function *next;
 	if (!next)
 		next = (driver_function *)dlsym(RTLD_NEXT, "cuLaunchKernel");
 	count++;
-	return next ? next(a, b, c, d, e, f, g, h, i, j, k, l) : -1;
+	return next ? next(a, b, c, d, e, f, g, h, i, j, k, l, m, n) : -1;
 }

@@ -828,6 +828,7 @@ static cublasStatus_t fill_workspace(struct question *q, const cublasLtMatmulAlg
 	const struct algo *algo = own_algo(q, opaque);
 	if (!algo || algo->workspace > bytes || (algo->workspace && !workspace))
 		return CUBLAS_STATUS_INVALID_VALUE;
+	q->product.algorithm = algo->id ? SC_SECOND : SC_FIRST;
 	q->product.workspace = (uint64_t)(uintptr_t)workspace;
 	q->product.workspace_bytes = algo->workspace;
 	return CUBLAS_STATUS_SUCCESS;

@@ -4,7 +4,6 @@
 #include "tests/softcuda/inside.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 struct CUevent_st {
 	bool live;                  /* false once destroyed: reused                      */
@@ -56,6 +55,8 @@ CUresult CUDAAPI cuEventCreate(CUevent *event, unsigned int flags)
 		return error;
 	if (!event || flags > 7)
 		return sc_leave(CUDA_ERROR_INVALID_VALUE);
+	if (sc_nth(&softcuda_knobs.fail_event))
+		return sc_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	CUevent e = unused();
 	*e = (struct CUevent_st){.live = true,
 	                         .flags = flags,
@@ -63,6 +64,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *event, unsigned int flags)
 	                         .records = e->records,
 	                         .next = e->next};
 	*event = e;
+	softcuda_counters.events++;
 	return sc_leave(CUDA_SUCCESS);
 }
 
@@ -73,21 +75,21 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event)
 		return error;
 	sc_nodes_clear(&event->nodes);
 	event->live = false;
+	softcuda_counters.events--;
 	return sc_leave(CUDA_SUCCESS);
 }
 
 struct record {
 	CUevent event;
 	uint64_t number; /* which of its records: an older one must not set the time */
+	CUstream stream; /* in which                                                 */
 };
 
 static CUresult run_record(const void *args)
 {
 	const struct record *record = args;
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
 	if (record->event->records == record->number)
-		record->event->time = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+		record->event->time = sc_clock(record->stream);
 	return CUDA_SUCCESS;
 }
 
@@ -101,7 +103,7 @@ static CUresult record(CUevent event, CUstream stream)
 		sc_nodes_merge(&event->nodes, &stream->tips);
 		return CUDA_SUCCESS;
 	}
-	struct record args = {event, event->records};
+	struct record args = {event, event->records, stream};
 	sc_push(stream,
 	        sc_work_new(run_record, &args, sizeof args, CU_GRAPH_NODE_TYPE_EVENT_RECORD),
 	        (struct sc_point){0});
@@ -125,6 +127,8 @@ CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned
 		error = CUDA_ERROR_NOT_SUPPORTED;
 	if (!error && event->context != stream->context)
 		error = CUDA_ERROR_INVALID_HANDLE;
+	if (!error && sc_nth(&softcuda_knobs.fail_event))
+		error = CUDA_ERROR_OUT_OF_MEMORY;
 	return sc_leave(error ? error : record(event, stream));
 }
 

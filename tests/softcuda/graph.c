@@ -271,9 +271,10 @@ CUresult CUDAAPI cuGraphDestroy(CUgraph graph)
 	return sc_leave(CUDA_SUCCESS);
 }
 
+/* Also asked of the graph in a child node, which is in no list. */
 CUresult CUDAAPI cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
-	CUresult error = enter_graph(graph);
+	CUresult error = graph ? sc_enter() : CUDA_ERROR_INVALID_VALUE;
 	if (error)
 		return error;
 	for (size_t i = 0; nodes && i < *count; i++)
@@ -292,24 +293,126 @@ CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
 	return sc_leave(CUDA_SUCCESS);
 }
 
-CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *params)
+static CUresult enter_node(CUgraphNode node, CUgraphNodeType type)
 {
 	CUresult error = sc_enter();
 	if (error)
 		return error;
-	if (node->work->type != CU_GRAPH_NODE_TYPE_KERNEL)
-		return sc_leave(CUDA_ERROR_INVALID_VALUE);
+	return node->work->type == type ? CUDA_SUCCESS : sc_leave(CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *params)
+{
+	CUresult error = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL);
+	if (error)
+		return error;
 	sc_kernel_node(node->work->args, params);
 	return sc_leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *params)
+{
+	CUresult error = enter_node(node, CU_GRAPH_NODE_TYPE_MEMCPY);
+	if (error)
+		return error;
+	sc_copy_node(node->work->args, params);
+	return sc_leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *params)
+{
+	CUresult error = enter_node(node, CU_GRAPH_NODE_TYPE_MEMSET);
+	if (error)
+		return error;
+	sc_fill_node(node->work->args, params);
+	return sc_leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+	CUresult error = enter_node(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+	if (error)
+		return error;
+	CUdeviceptr address = *(const CUdeviceptr *)node->work->args;
+	*params = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = sc_memory_find(address)->size,
+	                                       .dptr = address};
+	return sc_leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *address)
+{
+	CUresult error = enter_node(node, CU_GRAPH_NODE_TYPE_MEM_FREE);
+	if (error)
+		return error;
+	*address = *(const CUdeviceptr *)node->work->args;
+	return sc_leave(CUDA_SUCCESS);
+}
+
+/* A graph as a node of another: run as one piece, its nodes in any order that their edges allow. */
+struct child {
+	CUgraph body; /* owned */
+};
+
+static void mark_none(CUgraph body)
+{
+	for (size_t i = 0; i < body->count; i++)
+		body->nodes[i]->mark = false;
+}
+
+static CUgraphNode choose(CUgraph body);
+
+static CUresult run_child(const void *args)
+{
+	CUgraph body = ((const struct child *)args)->body;
+	CUresult error = CUDA_SUCCESS;
+	mark_none(body);
+	for (size_t i = 0; i < body->count && !error; i++) {
+		CUgraphNode node = choose(body);
+		node->mark = true;
+		error = node->work->run(node->work->args);
+	}
+	return error;
+}
+
+static void drop_child(const void *args)
+{
+	free_body(((const struct child *)args)->body);
+}
+
+static CUgraph copy_body(CUgraph graph);
+
+static struct sc_work *child_work(CUgraph graph)
+{
+	const struct child child = {copy_body(graph)};
+	struct sc_work *work =
+	        sc_work_new(run_child, &child, sizeof child, CU_GRAPH_NODE_TYPE_GRAPH);
+	work->drop = drop_child;
+	return work;
+}
+
+CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+{
+	CUresult error = enter_node(node, CU_GRAPH_NODE_TYPE_GRAPH);
+	if (error)
+		return error;
+	*graph = ((const struct child *)node->work->args)->body;
+	return sc_leave(CUDA_SUCCESS);
+}
+
+static struct sc_work *copy_work(const struct sc_work *from)
+{
+	if (from->type == CU_GRAPH_NODE_TYPE_GRAPH)
+		return child_work(((const struct child *)from->args)->body);
+	struct sc_work *work = sc_work_new(from->run, from->args, from->size, from->type);
+	work->host = from->host;
+	return work;
 }
 
 static CUgraph copy_body(CUgraph graph)
 {
 	CUgraph copy = empty_body();
 	for (size_t i = 0; i < graph->count; i++) {
-		const struct sc_work *from = graph->nodes[i]->work;
-		struct sc_work *work = sc_work_new(from->run, from->args, from->size, from->type);
-		work->host = from->host;
+		struct sc_work *work = copy_work(graph->nodes[i]->work);
 		CUgraphNode node = sc_graph_add(copy, work, &(struct sc_nodes){0});
 		for (size_t d = 0; d < graph->nodes[i]->after.count; d++)
 			sc_nodes_add(&node->after,
@@ -320,6 +423,57 @@ static CUgraph copy_body(CUgraph graph)
 		hold(copy, graph->objects[i].object, 1);
 	}
 	return copy;
+}
+
+/* Nodes added by hand. */
+static CUresult add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                         struct sc_work *work)
+{
+	struct sc_nodes edges = {0};
+	for (size_t i = 0; i < count; i++)
+		sc_nodes_add(&edges, after[i]);
+	*node = sc_graph_add(graph, work, &edges);
+	sc_nodes_clear(&edges);
+	return sc_leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                         size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	struct sc_work *work;
+	CUresult error = enter_graph(graph);
+	if (error)
+		return error;
+	error = sc_kernel_work(params, &work);
+	return error ? sc_leave(error) : add_node(node, graph, after, count, work);
+}
+
+CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                      size_t count, const CUDA_MEMCPY3D *params, CUcontext context)
+{
+	CUresult error = enter_graph(graph);
+	(void)context;
+	return error ? error : add_node(node, graph, after, count, sc_copy_work(params));
+}
+
+CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                      size_t count, const CUDA_MEMSET_NODE_PARAMS *params,
+                                      CUcontext context)
+{
+	CUresult error = enter_graph(graph);
+	(void)context;
+	return error ? error : add_node(node, graph, after, count, sc_fill_work(params));
+}
+
+CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph,
+                                          const CUgraphNode *after, size_t count, CUgraph child)
+{
+	CUresult error = enter_graph(graph);
+	if (error)
+		return error;
+	if (!known_graph(child))
+		return sc_leave(CUDA_ERROR_INVALID_VALUE);
+	return add_node(node, graph, after, count, child_work(child));
 }
 
 CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph,
@@ -380,6 +534,50 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
 		return sc_leave(CUDA_ERROR_INVALID_VALUE);
 	exec->live = false;
 	release_exec(exec);
+	return sc_leave(CUDA_SUCCESS);
+}
+
+static bool same_shape(CUgraph a, CUgraph b)
+{
+	for (size_t i = 0; i < a->count && a->count == b->count; i++)
+		if (a->nodes[i]->work->type != b->nodes[i]->work->type)
+			return false;
+	return a->count == b->count;
+}
+
+/* While no launch is queued: those run the nodes that are replaced. */
+CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
+                                      CUgraphExecUpdateResultInfo *result)
+{
+	CUresult error = enter_graph(graph);
+	if (error)
+		return error;
+	if (!known_exec(exec) || exec->count != 1)
+		return sc_leave(CUDA_ERROR_INVALID_VALUE);
+	bool same = same_shape(exec->body, graph);
+	result->result =
+	        same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+	if (!same)
+		return sc_leave(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+	free_body(exec->body);
+	exec->body = copy_body(graph);
+	return sc_leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	struct sc_work *work;
+	CUresult error = sc_enter();
+	if (error)
+		return error;
+	if (!known_exec(exec) || exec->count != 1 || node->index >= exec->body->count)
+		return sc_leave(CUDA_ERROR_INVALID_VALUE);
+	error = sc_kernel_work(params, &work);
+	if (error)
+		return sc_leave(error);
+	sc_work_free(exec->body->nodes[node->index]->work);
+	exec->body->nodes[node->index]->work = work;
 	return sc_leave(CUDA_SUCCESS);
 }
 

@@ -8,6 +8,7 @@
  * context.c   devices and contexts: sc_current sc_context_known
  * memory.c    sc_memory_find sc_memory_covers sc_memory_free sc_memory_drop_context
  * schedule.c  sc_work_new sc_submit sc_push sc_run_until sc_drain sc_progress
+ *             sc_clock softcuda_spend
  * stream.c    sc_enter_stream sc_stream_find sc_stream_add sc_streams_drop_context
  * event.c     events
  * capture.c   sc_capture_add sc_capture_check sc_unsafe sc_context_capturing
@@ -33,15 +34,18 @@
 
 /* Knobs and counters: one table each in state.c. */
 extern struct sc_knobs {
-	long seed, fail_alloc, memory_mib, capability, cublaslt_version, cublaslt12_version;
+	long seed, fail_alloc, memory_mib, capability, ptx, cublaslt_version, cublaslt12_version;
 	long heuristics_empty, fail_fp8, fail_module, fail_launch, null_products, inner_lt, strict;
+	long fail_product, fail_event, hold_host, idle_products, slow_product;
+	long product_us, fp8_us, second_us, kernel_us;
 } softcuda_knobs;
 
 extern struct sc_counters {
 	long launches, products, products_bf16, products_fp16, products_fp32, products_fp8;
+	long early_launches;
 	long allocations, frees, live, bytes, overruns, syncs, queued, ran, heuristics, captures;
 	long loose_heuristics;
-	long graph_launches, modules;
+	long graph_launches, modules, products_first, products_second, events;
 } softcuda_counters;
 
 /* What a thread has of its own. */
@@ -96,6 +100,12 @@ struct sc_capture {
 	struct sc_capture *next;  /* list of active ones                   */
 };
 
+/* Counts a knob of the kind "the Nth from now on" down; true for the Nth. */
+static inline bool sc_nth(long *knob)
+{
+	return *knob > 0 && --*knob == 0;
+}
+
 struct sc_op;
 struct sc_kernel;
 
@@ -111,6 +121,7 @@ struct CUstream_st {
 	CUcontext context;          /* it belongs to                                      */
 	struct sc_op *head, *tail;  /* queue                                              */
 	uint64_t last, completed;   /* numbers of the last work submitted, and done       */
+	int64_t spent;              /* us of modelled time that its work took             */
 	struct sc_capture *capture; /* it is part of, or NULL                             */
 	struct sc_nodes tips;       /* what the next captured node depends on             */
 	CUstream next;              /* list of all                                        */
@@ -185,6 +196,8 @@ void sc_push(CUstream stream, struct sc_work *work, struct sc_point point);
 struct sc_point sc_last(CUstream stream);
 bool sc_done(struct sc_point point);
 void sc_run_until(struct sc_point point);
+/* ns: the modelled time of a stream, or the host's if no time is modelled. */
+int64_t sc_clock(CUstream stream);
 /* Runs everything submitted to the context's streams; returns its sticky error. */
 CUresult sc_drain(CUcontext context);
 /* Runs a little. */
@@ -222,13 +235,21 @@ void sc_graph_destroy(CUgraph graph);
 bool sc_graph_joined(const struct sc_nodes *tips, const struct sc_nodes *ends);
 /* Makes the graph and its executables the owners of a device allocation. */
 void sc_graph_keep_memory(CUgraph graph, CUdeviceptr memory);
-/* Node parameters of a captured launch; args is that of the node's work. */
+/* Node parameters of captured work, whose args are given; and work from node parameters: copies and
+ * fills of one row. */
 void sc_kernel_node(const void *args, CUDA_KERNEL_NODE_PARAMS *out);
+void sc_copy_node(const void *args, CUDA_MEMCPY3D *out);
+void sc_fill_node(const void *args, CUDA_MEMSET_NODE_PARAMS *out);
+CUresult sc_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, struct sc_work **work);
+struct sc_work *sc_copy_work(const CUDA_MEMCPY3D *params);
+struct sc_work *sc_fill_work(const CUDA_MEMSET_NODE_PARAMS *params);
 
-/* For libcublas and libcublasLt, exported by libcuda.so.1. The first two take no part in the lock
+/* For libcublas and libcublasLt, exported by libcuda.so.1. The first three take no part in the lock
  * and may be used only by code that runs as a kernel. */
 bool softcuda_covers(uint64_t pointer, size_t bytes);
 void softcuda_fault(void);
+/* Modelled time that the kernel takes, microseconds; under the same rule. */
+void softcuda_spend(long us);
 /* Adds one to a field of softcuda_counters. */
 void softcuda_count(long *counter);
 /* A context-less function for a kernel of cuBLAS; counts as a product, not as a launch. */
@@ -252,6 +273,13 @@ enum sc_activation {
 	SC_DGELU
 };
 
+/* By whom an algorithm was chosen, and which of the two that a heuristic offers it is. */
+enum sc_algorithm {
+	SC_DEFAULT,
+	SC_FIRST,
+	SC_SECOND
+};
+
 /* D = activation(alpha scale_a scale_b op(A) op(B) + scale_c beta C + bias) scale_d. The transposes
  * are in the strides of a (m x k) and b (k x n). */
 struct sc_product {
@@ -266,6 +294,7 @@ struct sc_product {
 	uint32_t activation;         /* enum sc_activation                                  */
 	uint64_t workspace;          /* scribbled over                                      */
 	uint64_t workspace_bytes;    /* this much                                           */
+	uint32_t algorithm;          /* enum sc_algorithm                                   */
 };
 
 /* product.c, linked into both libraries: submits a product to a stream of the context. */

@@ -56,7 +56,25 @@ static void add(void *const *params, unsigned grid, unsigned block)
 		target[i] += *(const float *)params[1];
 }
 
+/* What a fused kernel gets by value: where to, behind something else. */
+struct each {
+	uint32_t count;     /* words                     */
+	uint32_t value;     /* of each                   */
+	uint64_t target[3]; /* 0 = none                  */
+};
+
+static void fill_each(void *const *params, unsigned grid, unsigned block)
+{
+	const struct each *each = params[0];
+	(void)grid, (void)block;
+	for (int i = 0; i < 3; i++)
+		for (uint32_t j = 0; each->target[i] && j < each->count; j++)
+			((uint32_t *)(uintptr_t)each->target[i])[j] = each->value;
+}
+
 static const struct qs_oracle_kernel own[] = {
+        {"softcuda_fill_each", fill_each, {sizeof(struct each)}},
+        {"ncclDevKernel_softcuda_fill", fill, {8, 4, 8}},
         {"softcuda_fill", fill, {8, 4, 8}},
         {"softcuda_copy", copy, {8, 8, 8}},
         {"softcuda_add", add, {8, 4, 8}},
@@ -81,8 +99,9 @@ static struct sc_kernel *know(const struct qs_oracle_kernel *code)
 
 static struct sc_kernel *find_kernel(const char *name)
 {
-	const struct qs_oracle_kernel *const tables[] = {qs_oracle_kernels, own};
-	for (size_t t = 0; t < 2; t++)
+	const struct qs_oracle_kernel *const tables[] = {qs_oracle_kernels, qs_oracle_nf4_kernels,
+	                                                 qs_oracle_hash_kernels, own};
+	for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
 		for (const struct qs_oracle_kernel *code = tables[t]; code->name; code++)
 			if (!strcmp(code->name, name))
 				return know(code);
@@ -300,6 +319,8 @@ CUresult CUDAAPI cuFuncGetAttribute(int *value, CUfunction_attribute attribute, 
 	if (attribute == CU_FUNC_ATTRIBUTE_BINARY_VERSION ||
 	    attribute == CU_FUNC_ATTRIBUTE_PTX_VERSION)
 		*value = (int)softcuda_knobs.capability;
+	if (attribute == CU_FUNC_ATTRIBUTE_PTX_VERSION && softcuda_knobs.ptx)
+		*value = (int)softcuda_knobs.ptx;
 	if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
 		*value = function->dynamic_shared;
 	return sc_leave(CUDA_SUCCESS);
@@ -434,7 +455,31 @@ static CUresult run_launch(const void *args)
 	point(launch, pointers);
 	fault = CUDA_SUCCESS;
 	launch->kernel->code->run(pointers, launch->grid[0], launch->block[0]);
+	if (!launch->kernel->product)
+		softcuda_spend(softcuda_knobs.kernel_us);
 	return fault;
+}
+
+/* Blocks of a cluster; 1 without the attribute. */
+static unsigned cluster_of(const CUlaunchConfig *config)
+{
+	for (unsigned i = 0; i < config->numAttrs; i++)
+		if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+			return config->attrs[i].value.clusterDim.x;
+	return 1;
+}
+
+/* One block a multiprocessor, of 132. */
+CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction function,
+                                              const CUlaunchConfig *config)
+{
+	CUresult error = enter_function(function, false);
+	if (error)
+		return error;
+	if (!clusters || !config || !cluster_of(config) || cluster_of(config) > 8)
+		return sc_leave(CUDA_ERROR_INVALID_VALUE);
+	*clusters = 132 / (int)cluster_of(config);
+	return sc_leave(CUDA_SUCCESS);
 }
 
 static CUresult check_geometry(const CUlaunchConfig *config, CUfunction function)
@@ -444,6 +489,8 @@ static CUresult check_geometry(const CUlaunchConfig *config, CUfunction function
 	    threads > 1024 || config->gridDimY > 65535 || config->gridDimZ > 65535)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (config->sharedMemBytes > (unsigned)function->dynamic_shared)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!cluster_of(config) || config->gridDimX % cluster_of(config))
 		return CUDA_ERROR_INVALID_VALUE;
 	return CUDA_SUCCESS;
 }
@@ -471,8 +518,8 @@ static CUresult copy_params(struct launch *launch, void **params, void **extra, 
 	return CUDA_SUCCESS;
 }
 
-static CUresult submit_launch(const CUlaunchConfig *config, CUfunction function, CUstream stream,
-                              void **params, void **extra)
+static CUresult make_launch(const CUlaunchConfig *config, CUfunction function, void **params,
+                            void **extra, struct sc_work **made)
 {
 	const struct qs_oracle_kernel *code = function->kernel->code;
 	size_t total = offset_of(code, param_count(code));
@@ -486,12 +533,43 @@ static CUresult submit_launch(const CUlaunchConfig *config, CUfunction function,
 	                        .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
 	                        .shared = config->sharedMemBytes};
 	CUresult error = copy_params(launch, params, extra, total);
-	if (error) {
+	if (error)
 		sc_work_free(work);
+	*made = error ? NULL : work;
+	return error;
+}
+
+CUresult sc_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, struct sc_work **work)
+{
+	const CUlaunchConfig config = {.gridDimX = params->gridDimX,
+	                               .gridDimY = params->gridDimY,
+	                               .gridDimZ = params->gridDimZ,
+	                               .blockDimX = params->blockDimX,
+	                               .blockDimY = params->blockDimY,
+	                               .blockDimZ = params->blockDimZ,
+	                               .sharedMemBytes = params->sharedMemBytes};
+	CUfunction function = params->func ? params->func : (CUfunction)params->kern;
+	if (!known(function))
+		return CUDA_ERROR_INVALID_HANDLE;
+	CUresult error = check_geometry(&config, function);
+	return error ? error
+	             : make_launch(&config, function, params->kernelParams, params->extra, work);
+}
+
+static CUresult submit_launch(const CUlaunchConfig *config, CUfunction function, CUstream stream,
+                              void **params, void **extra)
+{
+	struct sc_work *work;
+	CUresult error = make_launch(config, function, params, extra, &work);
+	if (error)
 		return error;
-	}
 	function->kernel->launches++;
 	softcuda_counters.launches += !function->kernel->product;
+	for (unsigned i = 0; i < config->numAttrs; i++)
+		softcuda_counters.early_launches +=
+		        config->attrs[i].id ==
+		                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
+		        config->attrs[i].value.programmaticStreamSerializationAllowed;
 	return sc_submit(stream, work);
 }
 

@@ -442,6 +442,43 @@ CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr target, unsigned int value, size_t
 	return fill(target, value, 4, n, stream);
 }
 
+/* Copies and fills as nodes. */
+void sc_copy_node(const void *args, CUDA_MEMCPY3D *out)
+{
+	const struct copy *node = args;
+	*out = (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+	                       .srcDevice = (CUdeviceptr)(uintptr_t)node->source,
+	                       .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+	                       .dstDevice = (CUdeviceptr)(uintptr_t)node->target,
+	                       .WidthInBytes = node->bytes,
+	                       .Height = 1,
+	                       .Depth = 1};
+}
+
+struct sc_work *sc_copy_work(const CUDA_MEMCPY3D *params)
+{
+	const struct copy node = {address_of(params->dstDevice), address_of(params->srcDevice),
+	                          params->WidthInBytes};
+	return sc_work_new(run_copy, &node, sizeof node, CU_GRAPH_NODE_TYPE_MEMCPY);
+}
+
+void sc_fill_node(const void *args, CUDA_MEMSET_NODE_PARAMS *out)
+{
+	const struct fill *node = args;
+	*out = (CUDA_MEMSET_NODE_PARAMS){.dst = (CUdeviceptr)(uintptr_t)node->target,
+	                                 .value = node->value,
+	                                 .elementSize = node->width,
+	                                 .width = node->count,
+	                                 .height = 1};
+}
+
+struct sc_work *sc_fill_work(const CUDA_MEMSET_NODE_PARAMS *params)
+{
+	const struct fill node = {address_of(params->dst), params->value, params->elementSize,
+	                          params->width};
+	return sc_work_new(run_fill, &node, sizeof node, CU_GRAPH_NODE_TYPE_MEMSET);
+}
+
 /* Stream-ordered allocation: the address is known at once, its content and its end are not. */
 static CUresult run_poison(const void *args)
 {

@@ -314,6 +314,16 @@ static bool run_one(struct job *job, int64_t index)
 	return true;
 }
 
+static void spend(const struct sc_product *p)
+{
+	const bool wide =
+	        p->a.type == CUDA_R_16BF || p->a.type == CUDA_R_16F || p->a.type == CUDA_R_32F;
+	long us = p->algorithm == SC_SECOND ? softcuda_knobs.second_us
+	          : wide                    ? softcuda_knobs.product_us
+	                                    : softcuda_knobs.fp8_us;
+	softcuda_spend(sc_nth(&softcuda_knobs.slow_product) ? 10 * us : us);
+}
+
 static void run(void *const *params, unsigned grid, unsigned block)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -321,6 +331,9 @@ static void run(void *const *params, unsigned grid, unsigned block)
 	struct job job = {.p = p};
 	(void)grid, (void)block;
 	pthread_once(&once, fill_fp8_values);
+	spend(p);
+	if (softcuda_knobs.idle_products)
+		return;
 	bool good = !p->workspace_bytes || softcuda_covers(p->workspace, p->workspace_bytes);
 	if (good && p->workspace_bytes)
 		memset((void *)(uintptr_t)p->workspace, 0xDB, p->workspace_bytes);
@@ -334,9 +347,14 @@ static void run(void *const *params, unsigned grid, unsigned block)
 static const struct qs_oracle_kernel kernel = {
         "softcuda_product", run, {sizeof(struct sc_product)}};
 
-static void count(uint32_t type)
+static void count(const struct sc_product *product)
 {
+	const uint32_t type = product->a.type;
 	softcuda_count(&softcuda_counters.products);
+	if (product->algorithm == SC_FIRST)
+		softcuda_count(&softcuda_counters.products_first);
+	if (product->algorithm == SC_SECOND)
+		softcuda_count(&softcuda_counters.products_second);
 	if (type == CUDA_R_16BF)
 		softcuda_count(&softcuda_counters.products_bf16);
 	else if (type == CUDA_R_16F)
@@ -363,12 +381,14 @@ CUresult sc_product_launch(const struct sc_product *product, CUcontext context, 
 	                         .hStream = stream};
 	if (!function)
 		function = softcuda_register(&kernel);
+	if (sc_nth(&softcuda_knobs.fail_product))
+		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 	CUresult error = cuCtxPushCurrent(context);
 	if (error)
 		return error;
 	error = cuLaunchKernelEx(&config, function, params, NULL);
 	cuCtxPopCurrent(NULL);
 	if (!error)
-		count(product->a.type);
+		count(product);
 	return error;
 }

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* One piece of work in a queue. */
 struct sc_op {
@@ -19,6 +20,7 @@ struct sc_op {
 };
 
 static uint64_t last_number;
+static CUstream running; /* whose work ran last, or runs */
 
 struct sc_work *sc_work_new(CUresult (*run)(const void *), const void *args, size_t size,
                             CUgraphNodeType type)
@@ -98,6 +100,8 @@ static bool runnable(CUstream stream)
 {
 	if (!stream->head || stream->busy)
 		return false;
+	if (stream->head->work->host && softcuda_knobs.hold_host)
+		return false;
 	for (size_t i = 0; i < stream->head->count; i++)
 		if (!sc_done(stream->head->after[i]))
 			return false;
@@ -132,6 +136,7 @@ static void run_head(CUstream stream)
 	if (!stream->head)
 		stream->tail = NULL;
 	stream->busy = true;
+	running = stream;
 	if (!stream->context->broken)
 		stream->context->broken = sc_work_run(op->work);
 	stream->busy = false;
@@ -151,12 +156,28 @@ static bool run_one(void)
 	return stream;
 }
 
-/* If nothing is runnable, another thread is inside a host function. */
+/* If nothing is runnable, another thread is inside a host function, or they are held up. */
 void sc_run_until(struct sc_point point)
 {
 	while (!sc_done(point))
 		if (!run_one())
 			sc_wait();
+}
+
+int64_t sc_clock(CUstream stream)
+{
+	const struct sc_knobs *knobs = &softcuda_knobs;
+	struct timespec now;
+	if (knobs->product_us || knobs->fp8_us || knobs->second_us || knobs->kernel_us)
+		return stream->spent * 1000;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Kernels run with the lock held: the stream that ran last is theirs. */
+void softcuda_spend(long us)
+{
+	running->spent += us;
 }
 
 CUresult sc_drain(CUcontext context)

@@ -33,6 +33,12 @@
  *     softcuda_fill(uint64_t target, uint32_t value, uint64_t count)   32-bit words
  *     softcuda_copy(uint64_t target, uint64_t source, uint64_t bytes)
  *     softcuda_add(uint64_t target, float value, uint64_t count)       floats, in place
+ *     softcuda_fill_each({uint32_t count, value; uint64_t target[3]})  words, a struct by value
+ *     ncclDevKernel_softcuda_fill                                      softcuda_fill, named so
+ *
+ * Graphs.   Besides captured ones: nodes of kernels, copies and fills of one row, and child graphs,
+ *   added by hand; the parameters of nodes; whole updates, and of kernel nodes, of an executable
+ *   that has no launch queued.
  *
  * cuBLAS.   cublasCreate Destroy SetStream GetStream SetPointerMode GetPointerMode SetMathMode
  *   GetMathMode SetAtomicsMode GetAtomicsMode SetWorkspace SetSmCountTarget GetSmCountTarget
@@ -55,7 +61,7 @@
  *   should be noticed.
  *
  * Left out: textures and arrays, memory pools other than the default, virtual memory, IPC, peer
- * access, editing of graphs, child graphs, the _ptsz forms of functions, cudaLaunchKernel (no
+ * access, editing of graphs, the _ptsz forms of functions, cudaLaunchKernel (no
  * device code is registered), block scales, complex and integer products. The copies of cuBLAS with
  * the names of CUDA 12 use the same libcudart.so.13 as the others.
  *
@@ -65,6 +71,7 @@
  *   fail_alloc        N: the Nth device allocation from now on fails, and all after; 0 = none [0]
  *   memory_mib        memory of each device [8192]
  *   capability        compute capability, major * 10 + minor [90]
+ *   ptx               that for which kernels were compiled; 0 = the device's [0]
  *   cublaslt_version  what cublasLtGetVersion of major 13 reports and allows [130100]
  *   cublaslt12_version  the same of major 12 [120900]
  *   heuristics_empty  1: heuristics find nothing, 2: only for fp8 [0]
@@ -74,13 +81,27 @@
  *   null_products     1: GemmEx and cublasLtMatmul return success at once and do nothing [0]
  *   inner_lt          1: cublasGemmEx calls cublasLtMatmul, through the dynamic linker [0]
  *   strict            1: fp8 alignment rules of the manual [1]
+ *   fail_product      N: the Nth product submitted from now on fails; 0 = none [0]
+ *   fail_event        N: the Nth time from now on that an event is created or recorded fails [0]
+ *   hold_host         1: no host function runs, and their streams wait for it [0]
+ *   idle_products     1: products take their turn and their time, but compute nothing [0]
+ *   product_us fp8_us second_us kernel_us
+ *                     microseconds that a product takes, one of fp8 operands, either by the second
+ *                     algorithm of a heuristic (the one without workspace), and any other kernel.
+ *                     Once one of them is set, events tell these instead of the host's time: the
+ *                     sum over the work of their stream, where all else takes no time [0]
+ *   slow_product      N: the Nth product to run from now on takes ten times as long; 0 = none [0]
  *   counters          setting it to anything zeroes the counters
  *
  * Counters, by softcuda_get(); names of knobs work too.
  *   launches          kernel launches, captured ones included, products not
  *   kernel:<name>     the same by name
+ *   early_launches    launches that may start before the work ahead of them ends (they never do)
  *   products          products submitted, captured ones included
  *   products_bf16 products_fp16 products_fp32 products_fp8   the same by type of A
+ *   products_first products_second  products by an algorithm of a heuristic, the second being the
+ *                     one without workspace
+ *   events            events that exist
  *   allocations frees device allocations made and given back
  *   live              device allocations that exist
  *   bytes             bytes in them

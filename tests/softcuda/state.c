@@ -46,14 +46,33 @@ struct name {
 #field, &softcuda_counters.field                                                   \
 	}
 static const struct name knobs[] = {
-        KNOB(seed),        KNOB(fail_alloc),       KNOB(memory_mib),
-        KNOB(capability),  KNOB(cublaslt_version), KNOB(cublaslt12_version),
-        KNOB(fail_fp8),    KNOB(heuristics_empty), KNOB(fail_module),
-        KNOB(fail_launch), KNOB(null_products),    KNOB(inner_lt),
+        KNOB(seed),
+        KNOB(fail_alloc),
+        KNOB(memory_mib),
+        KNOB(capability),
+        KNOB(cublaslt_version),
+        KNOB(cublaslt12_version),
+        KNOB(fail_fp8),
+        KNOB(heuristics_empty),
+        KNOB(fail_module),
+        KNOB(fail_launch),
+        KNOB(null_products),
+        KNOB(inner_lt),
         KNOB(strict),
+        KNOB(fail_product),
+        KNOB(fail_event),
+        KNOB(hold_host),
+        KNOB(idle_products),
+        KNOB(slow_product),
+        KNOB(product_us),
+        KNOB(fp8_us),
+        KNOB(second_us),
+        KNOB(kernel_us),
+        KNOB(ptx),
 };
 static const struct name counters[] = {
         COUNTER(launches),
+        COUNTER(early_launches),
         COUNTER(products),
         COUNTER(products_bf16),
         COUNTER(products_fp16),
@@ -72,6 +91,9 @@ static const struct name counters[] = {
         COUNTER(loose_heuristics),
         COUNTER(graph_launches),
         COUNTER(modules),
+        COUNTER(products_first),
+        COUNTER(products_second),
+        COUNTER(events),
 };
 #undef KNOB
 #undef COUNTER
@@ -126,6 +148,7 @@ static void zero_counters(void)
 {
 	struct sc_counters kept = {.live = softcuda_counters.live,
 	                           .bytes = softcuda_counters.bytes,
+	                           .events = softcuda_counters.events,
 	                           .queued = softcuda_counters.queued};
 	softcuda_counters = kept;
 	for (struct sc_kernel *kernel = sc_kernels; kernel; kernel = kernel->next)
@@ -144,6 +167,7 @@ void softcuda_set(const char *knob, long value)
 		*field = value;
 	else if (!strcmp(knob, "counters"))
 		zero_counters();
+	sc_wake(); /* hold_host may be over */
 	pthread_mutex_unlock(&lock);
 	if (!field && strcmp(knob, "counters")) {
 		fprintf(stderr, "softcuda: no knob is named %s\n", knob);

@@ -534,6 +534,64 @@ START_TEST(empty_heuristics_and_failing_products_can_be_asked_for)
 }
 END_TEST
 
+/* Microseconds that the product takes. */
+static double time_of_product(void)
+{
+	cudaEvent_t events[2];
+	float ms = -1;
+	for (int i = 0; i < 2; i++) {
+		ck_cuda(cudaEventCreate(&events[i]));
+		if (i)
+			ck_cuda(run());
+		ck_cuda(cudaEventRecord(events[i], NULL));
+	}
+	ck_cuda(cudaEventSynchronize(events[1]));
+	ck_cuda(cudaEventElapsedTime(&ms, events[0], events[1]));
+	return round(1e3 * (double)ms);
+}
+
+START_TEST(a_product_takes_the_time_of_its_type_and_algorithm)
+{
+	cublasLtMatmulHeuristicResult_t results[4];
+	softcuda_set("product_us", 100);
+	softcuda_set("fp8_us", 60);
+	softcuda_set("second_us", 80);
+	for (int fp8 = 0; fp8 < 2; fp8++) {
+		prepare(fp8 ? E4 : BF, fp8 ? E4 : BF, BF, true, false, 32, 16, 48);
+		ck_assert_double_eq(time_of_product(), fp8 ? 60 : 100);
+		ck_assert_int_eq(offers(1 << 20, results), 2);
+		call.workspace = device(call.workspace_bytes = 1 << 20);
+		call.algo = &results[0].algo;
+		ck_assert_double_eq(time_of_product(), fp8 ? 60 : 100);
+		call.algo = &results[1].algo;
+		ck_assert_double_eq(time_of_product(), 80);
+	}
+	ck_assert_int_eq(softcuda_get("products"), 6);
+	ck_assert_int_eq(softcuda_get("products_first"), 2);
+	ck_assert_int_eq(softcuda_get("products_second"), 2);
+	softcuda_set("slow_product", 2);
+	ck_assert_double_eq(time_of_product(), 80);
+	ck_assert_double_eq(time_of_product(), 800);
+	ck_assert_double_eq(time_of_product(), 80);
+}
+END_TEST
+
+START_TEST(the_nth_product_fails_and_idle_ones_compute_nothing)
+{
+	prepare_fp8();
+	softcuda_set("fail_product", 2);
+	ck_cuda(run());
+	ck_assert_int_eq(run(), CUBLAS_STATUS_EXECUTION_FAILED);
+	ck_cuda(run());
+	ck_result(NULL);
+	softcuda_set("idle_products", 1);
+	ck_cuda(cudaMemset(call.d.device, 0, 64));
+	ck_cuda(run());
+	ck_cuda(cudaDeviceSynchronize());
+	ck_assert_uint_eq(*(uint32_t *)call.d.device, 0);
+}
+END_TEST
+
 START_TEST(accumulating_in_place_reads_C_before_it_writes_D)
 {
 	for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -634,6 +692,8 @@ int main(void)
 	tcase_add_test(tests, an_algorithm_serves_only_the_types_it_was_chosen_for);
 	tcase_add_test(tests, an_algorithm_needs_its_workspace_and_scribbles_over_it);
 	tcase_add_test(tests, empty_heuristics_and_failing_products_can_be_asked_for);
+	tcase_add_test(tests, a_product_takes_the_time_of_its_type_and_algorithm);
+	tcase_add_test(tests, the_nth_product_fails_and_idle_ones_compute_nothing);
 	tcase_add_test(tests, accumulating_in_place_reads_C_before_it_writes_D);
 	tcase_add_test(tests, row_order_is_the_transpose_of_column_order);
 	tcase_add_test(tests, layouts_that_do_not_fit_together_are_invalid);

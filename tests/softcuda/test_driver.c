@@ -370,6 +370,45 @@ START_TEST(events_measure_time_that_passes)
 }
 END_TEST
 
+START_TEST(events_tell_the_time_that_kernels_are_said_to_take)
+{
+	CUevent events[3];
+	float elapsed = -1;
+	start();
+	CUstream stream = stream_with(CU_STREAM_NON_BLOCKING);
+	CUfunction copy = function("softcuda_copy");
+	CUdeviceptr source = allocate(4), target = allocate(4);
+	softcuda_set("kernel_us", 70);
+	for (int i = 0; i < 3; i++) {
+		ck_cuda(cuEventCreate(&events[i], 0));
+		copy_word(copy, target, source, i ? stream : stream_with(CU_STREAM_NON_BLOCKING));
+		ck_cuda(cuMemsetD32Async(target, 1, 1, stream));
+		ck_cuda(cuEventRecord(events[i], stream));
+	}
+	ck_cuda(cuCtxSynchronize());
+	ck_cuda(cuEventElapsedTime(&elapsed, events[0], events[1]));
+	ck_assert_float_eq_tol(elapsed, 0.07f, 1e-6f);
+	ck_cuda(cuEventElapsedTime(&elapsed, events[0], events[2]));
+	ck_assert_float_eq_tol(elapsed, 0.14f, 1e-6f);
+}
+END_TEST
+
+START_TEST(the_nth_use_of_an_event_fails)
+{
+	CUevent event;
+	start();
+	softcuda_set("fail_event", 2);
+	ck_cuda(cuEventCreate(&event, 0));
+	ck_assert_int_eq(cuEventRecord(event, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+	ck_cuda(cuEventRecord(event, NULL));
+	ck_assert_int_eq(softcuda_get("events"), 1);
+	ck_cuda(cuEventDestroy(event));
+	softcuda_set("fail_event", 1);
+	ck_assert_int_eq(cuEventCreate(&event, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	ck_assert_int_eq(softcuda_get("events"), 0);
+}
+END_TEST
+
 START_TEST(stream_handles_come_back_but_their_ids_do_not)
 {
 	unsigned long long first, second;
@@ -500,6 +539,53 @@ START_TEST(host_functions_run_in_the_order_of_their_stream)
 }
 END_TEST
 
+START_TEST(host_functions_that_are_held_up_hold_up_their_stream)
+{
+	int calls = 0;
+	start();
+	CUstream stream = stream_with(CU_STREAM_NON_BLOCKING);
+	CUstream other = stream_with(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr memory = allocate(8);
+	softcuda_set("hold_host", 1);
+	ck_cuda(cuLaunchHostFunc(stream, count_up, &calls));
+	ck_cuda(cuMemsetD32Async(memory, 1, 1, stream));
+	ck_cuda(cuMemsetD32Async(memory + 4, 2, 1, other));
+	ck_cuda(cuStreamSynchronize(other));
+	for (int i = 0; i < 100; i++)
+		ck_assert_int_eq(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+	ck_assert_int_eq(calls, 0);
+	ck_assert_uint_ne(*look(memory), 1);
+	softcuda_set("hold_host", 0);
+	ck_cuda(cuStreamSynchronize(stream));
+	ck_assert_int_eq(calls, 1);
+	ck_assert_uint_eq(*look(memory), 1);
+}
+END_TEST
+
+static void *wait_for_stream(void *stream)
+{
+	ck_cuda(cuCtxSetCurrent(context));
+	ck_cuda(cuStreamSynchronize(stream));
+	return NULL;
+}
+
+START_TEST(a_thread_that_waits_goes_on_when_host_functions_do)
+{
+	int calls = 0;
+	pthread_t thread;
+	start();
+	CUstream stream = stream_with(CU_STREAM_NON_BLOCKING);
+	softcuda_set("hold_host", 1);
+	ck_cuda(cuLaunchHostFunc(stream, count_up, &calls));
+	pthread_create(&thread, NULL, wait_for_stream, stream);
+	while (!softcuda_get("syncs"))
+		usleep(1000);
+	softcuda_set("hold_host", 0);
+	pthread_join(thread, NULL);
+	ck_assert_int_eq(calls, 1);
+}
+END_TEST
+
 START_TEST(stream_ordered_memory_is_freed_in_order)
 {
 	CUdeviceptr memory;
@@ -593,6 +679,8 @@ int main(void)
 	tcase_add_test(tests, a_library_kernel_launches_but_is_not_a_function);
 	tcase_add_test(tests, queries_answer_not_ready_and_come_to_an_end);
 	tcase_add_test(tests, events_measure_time_that_passes);
+	tcase_add_test(tests, events_tell_the_time_that_kernels_are_said_to_take);
+	tcase_add_test(tests, the_nth_use_of_an_event_fails);
 	tcase_add_test(tests, stream_handles_come_back_but_their_ids_do_not);
 	tcase_add_test(tests, work_of_a_destroyed_stream_still_runs);
 	tcase_add_test(tests, a_new_thread_has_no_current_context);
@@ -601,6 +689,8 @@ int main(void)
 	tcase_add_test(tests, a_child_of_a_process_that_used_the_driver_is_refused_everything);
 	tcase_add_test(tests, a_child_of_a_process_that_did_not_use_the_driver_can);
 	tcase_add_test(tests, host_functions_run_in_the_order_of_their_stream);
+	tcase_add_test(tests, host_functions_that_are_held_up_hold_up_their_stream);
+	tcase_add_test(tests, a_thread_that_waits_goes_on_when_host_functions_do);
 	tcase_add_test(tests, stream_ordered_memory_is_freed_in_order);
 	tcase_add_test(tests, freeing_waits_for_the_work_that_uses_the_memory);
 	tcase_add_test(tests, addresses_of_functions_depend_on_the_version_asked_for);

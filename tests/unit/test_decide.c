@@ -95,10 +95,10 @@ START_TEST(a_product_that_no_rule_matches_goes_by_the_default)
 }
 END_TEST
 
-START_TEST(actions_that_this_build_has_no_engine_for_are_unavailable)
+START_TEST(nf4_by_rule_is_left_to_its_engine_whatever_the_size)
 {
-	decide(QSHIM "[rule decode]\naction = nf4\n" DEFAULTS, LARGE);
-	expect(QS_ACTION_NATIVE, "unavailable", "decode");
+	decide(QSHIM "[rule decode]\naction = nf4\n" DEFAULTS, SMALL);
+	expect(QS_ACTION_NF4, "rule", "decode");
 }
 END_TEST
 
@@ -122,8 +122,8 @@ START_TEST(observe_and_shadow_keep_the_reason_of_what_would_pass_anyway)
 {
 	decide(QSHIM "mode = observe\n[default]\naction = auto\n", SMALL);
 	expect(QS_ACTION_NATIVE, "small", "default");
-	decide(QSHIM "mode = shadow\n[default]\naction = nf4\n", LARGE);
-	expect(QS_ACTION_NATIVE, "unavailable", "default");
+	decide(QSHIM "mode = shadow\n[default]\naction = native\n", LARGE);
+	expect(QS_ACTION_NATIVE, "rule", "default");
 }
 END_TEST
 
@@ -177,7 +177,7 @@ int main(void)
 	tcase_add_test(tcase, a_performant_rule_gets_fp8_only_where_it_is_predicted_to_gain);
 	tcase_add_test(tcase, a_native_rule_passes_the_largest_product);
 	tcase_add_test(tcase, a_product_that_no_rule_matches_goes_by_the_default);
-	tcase_add_test(tcase, actions_that_this_build_has_no_engine_for_are_unavailable);
+	tcase_add_test(tcase, nf4_by_rule_is_left_to_its_engine_whatever_the_size);
 	tcase_add_test(tcase, bf16_by_rule_is_left_to_its_engine_whatever_the_size);
 	tcase_add_test(tcase, observe_and_shadow_pass_what_would_be_replaced);
 	tcase_add_test(tcase, observe_and_shadow_keep_the_reason_of_what_would_pass_anyway);

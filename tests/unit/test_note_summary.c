@@ -38,6 +38,26 @@ START_TEST(the_notice_is_written_once)
 }
 END_TEST
 
+START_TEST(kept_operands_have_a_line_for_each_form)
+{
+	start(QS_SUMMARY_ALWAYS);
+	count("TN", 1, QS_ACTION_NF4, QS_REASON_RULE, 1, 1);
+	qs_counter_kept(2, 3 << 20);
+	qs_counter_kept(2, -(1 << 20));
+	qs_counter_kept_use(2);
+	qs_counter_kept(0, 1 << 20);
+	qs_counter_kept(0, -(1 << 20));
+	qs_counter_kept_use(0);
+	qs_counter_kept_use(0);
+	qs_note_summary();
+	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as nf4: 2.0 MiB of weights, used "
+	                                            "by 1 product\n"));
+	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as fp8: 0.0 MiB of weights, used "
+	                                            "by 2 products\n"));
+	ck_assert_ptr_null(strstr(stderr_text(), "fp8 tiles"));
+}
+END_TEST
+
 START_TEST(quiet_hides_the_notice)
 {
 	struct qs_options options = note_options();
@@ -272,6 +292,7 @@ static void add_notice_tests(Suite *suite)
 	TCase *tests = tcase_create("notice");
 	tcase_add_checked_fixture(tests, set_up, tear_down);
 	tcase_add_test(tests, the_notice_is_written_once);
+	tcase_add_test(tests, kept_operands_have_a_line_for_each_form);
 	tcase_add_test(tests, quiet_hides_the_notice);
 	tcase_add_test(tests, only_lower_precision_is_announced);
 	tcase_add_test(tests, levels_and_log_file_do_not_hide_the_notice);

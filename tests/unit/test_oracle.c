@@ -783,7 +783,7 @@ START_TEST(small_operands_get_a_block_and_large_ones_the_whole_device)
 	struct qs_quantise_operand operand = {.inner = 1, .outer = 1, .straight = 16};
 	qs_quantise_plan(&operand, 132);
 	ck_assert_uint_eq(operand.blocks[0], 1);
-	qs_rows_plan(&operand, 132);
+	qs_rows_plan(&operand);
 	ck_assert_uint_eq(operand.blocks[0], 1);
 	operand.inner = operand.outer = (int64_t)1 << 20;
 	for (int i = 0; i < 2; i++) {
@@ -793,8 +793,11 @@ START_TEST(small_operands_get_a_block_and_large_ones_the_whole_device)
 		qs_quantise_plan(&operand, 1000);
 		ck_assert_uint_eq(operand.blocks[0], QS_PARTIALS);
 	}
-	qs_rows_plan(&operand, 132);
-	ck_assert_uint_eq(operand.blocks[0], 132 * QS_ROWS_BLOCKS_PER_SM);
+	qs_rows_plan(&operand);
+	ck_assert_uint_eq(operand.blocks[0], 1 << 20); /* a row fills a block */
+	operand.outer = (int64_t)1 << 40;
+	qs_rows_plan(&operand);
+	ck_assert_uint_eq(operand.blocks[0], QS_ROWS_BLOCKS);
 	qs_columns_plan(&operand, 132);
 	ck_assert_uint_eq(operand.blocks[0], 132 * QS_QUANTISE_BLOCKS_PER_SM);
 	ck_assert_uint_eq(operand.blocks[1], 132 * QS_QUANTISE_BLOCKS_PER_SM);
@@ -809,7 +812,7 @@ START_TEST(blocks_grow_with_the_work_until_then)
 	operand.turned = 16;
 	qs_quantise_plan(&operand, 132);
 	ck_assert_uint_eq(operand.blocks[0], 4); /* 2 tiles along both */
-	qs_rows_plan(&operand, 132);
+	qs_rows_plan(&operand);
 	ck_assert_uint_eq(operand.blocks[0], 9); /* 16 rows each, of 32 threads */
 	qs_columns_plan(&operand, 132);
 	ck_assert_uint_eq(operand.blocks[0], 2 * QS_COLUMN_SLICES);

@@ -1,0 +1,351 @@
+/* The nf4 engine: operand A, the weight of a linear layer, in NF4.
+ *
+ * Few tokens: a kernel of ours multiplies the packed weight with bf16 activations. More, and
+ * dX = dY W: the packed weight is expanded to fp8, the other operand quantised to fp8, and cuBLASLt
+ * multiplies: the errors of fp8 are a fraction of those of NF4, and half the time of bf16.
+ *
+ * The packed weight is kept between calls once it was seen to stay as it is (operand/cache.h).
+ * Before that, and where it never does, it is packed for each call: slower than the native product,
+ * and what the rule that names nf4 asks for. Not so in a capture, which would pack at each replay.
+ */
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "engine/lt.h"
+#include "engine/thin.h"
+#include "engine/tune.h"
+#include "intercept/intercept.h"
+#include "operand/operand.h"
+#include "operand/weight.h"
+#include "plan/plan.h"
+
+#define DESCRIPTOR_WORDS (sizeof(struct qs_weight) / sizeof(uint32_t))
+#define VALID_OFFSET     offsetof(struct qs_weight, valid)
+
+/* One product in one context, complete but for the pointers. */
+struct nf4 {
+	struct qs_lt *lt;            /* NULL: few tokens                                   */
+	struct qs_operands operands; /* A is never quantised by it                         */
+};
+
+/* Where things are in a scratch block, in bytes from its start; some may be empty. */
+struct layout {
+	size_t work, expanded, scale, other; /* of cuBLASLt's workspace on: for the product   */
+	size_t descriptor, packed;           /* of a weight that is not kept                   */
+	size_t total;
+};
+
+static size_t packed_bytes(const struct qs_matrix *weight)
+{
+	return qs_align_part((size_t)qs_nf4_bytes(weight->rows, weight->cols));
+}
+
+static struct layout layout_of(const struct nf4 *nf4, const struct qs_matrix *weight, bool kept)
+{
+	const struct qs_operands *operands = &nf4->operands;
+	struct layout at = {.work = nf4->lt ? QS_LT_WORKSPACE : 0};
+	at.expanded = at.work + QS_KEPT_WORK;
+	at.scale = at.expanded;
+	if (nf4->lt)
+		at.scale += qs_operand_bytes(operands, 0, operands->turned[0]);
+	at.other = at.scale + qs_align_part(QS_SCALE_STRIDE);
+	at.descriptor = at.other;
+	if (nf4->lt)
+		at.descriptor += qs_operand_total(operands, 1);
+	at.packed = at.descriptor + qs_align_part(sizeof(struct qs_weight));
+	at.total = at.packed + (kept ? 0 : packed_bytes(weight));
+	return at;
+}
+
+/* ---- preparing ----------------------------------------------------------------------------------
+ */
+
+static void destroy(struct nf4 *nf4)
+{
+	if (nf4->lt)
+		qs_lt_destroy(nf4->lt);
+	free(nf4);
+}
+
+/* Accumulation as in the fp8 engine. */
+static bool make_product(struct nf4 *nf4, const struct qs_gemm *g, struct qs_failure *failure)
+{
+	qs_operands_plan(&nf4->operands, &g->key, false, 0);
+	const struct qs_lt_operands operands = {
+	        .type = {CUDA_R_8F_E4M3, CUDA_R_8F_E4M3},
+	        .ta = nf4->operands.op[0],
+	        .tb = nf4->operands.op[1],
+	        .k = nf4->operands.k,
+	        .lda = nf4->operands.ld[0],
+	        .ldb = nf4->operands.ld[1],
+	        .fast = g->key.role == QS_ROLE_FWD,
+	};
+	nf4->lt = qs_lt_create(g, &operands, failure);
+	return nf4->lt;
+}
+
+static bool check(const struct qs_gemm *g, struct qs_failure *failure)
+{
+	struct qs_matrix weight;
+	if (!qs_weight_of(g, &weight))
+		return qs_failed(failure, QS_REASON_WEIGHT, "operand A is no weight");
+	if (weight.cols % QS_WEIGHT_TILE)
+		return qs_failed(failure, QS_REASON_WEIGHT,
+		                 "blocks of 64 do not fit into rows of %lld",
+		                 (long long)weight.cols);
+	return true;
+}
+
+/* ---- running ------------------------------------------------------------------------------------
+ */
+
+/* What one call works with. */
+struct call {
+	const struct qs_gemm *g;
+	const struct qs_context *context;
+	const struct qs_stream *stream;
+	struct qs_matrix weight;
+	struct layout at;
+	CUdeviceptr block; /* scratch */
+};
+
+/* Packs the weight for this call. Whether it holds NaN or Inf only the device knows then: see
+ * qs_thin_run's kernels and qs_nf4_expand. */
+static CUresult pack(const struct call *call, struct qs_kept_view *view)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	const struct qs_making making = {
+	        .source = call->weight,
+	        .data = call->block + call->at.packed,
+	        .descriptor = call->block + call->at.descriptor,
+	};
+	*view = (struct qs_kept_view){.data = making.data,
+	                              .descriptor = making.descriptor,
+	                              .bytes = packed_bytes(&call->weight)};
+	const CUstream stream = call->stream->handle;
+	CUresult error = cu->cuMemsetD32Async(making.descriptor, 0, DESCRIPTOR_WORDS, stream);
+	if (!error)
+		error = qs_form_nf4.make(call->context, stream, &making);
+	if (!error)
+		error = cu->cuMemsetD32Async(making.descriptor + VALID_OFFSET, 1, 1, stream);
+	return error;
+}
+
+static CUresult expand(const struct nf4 *nf4, const struct call *call, CUdeviceptr descriptor,
+                       struct qs_pair *pair)
+{
+	const struct qs_matrix *weight = &call->weight;
+	struct qs_expand_args args = {
+	        .weight = descriptor,
+	        .scale = call->block + call->at.scale,
+	        .n = weight->rows,
+	        .k = weight->cols,
+	};
+	void *arguments[] = {&args};
+	pair->data[0] = call->block + call->at.expanded;
+	pair->scale[0] = args.scale;
+	*(nf4->operands.turned[0] ? &args.turned : &args.straight) = pair->data[0];
+	return qs_driver_get()->cuLaunchKernel(
+	        call->context->nf4_expand,
+	        qs_pack_blocks(weight->rows, weight->cols, call->context->sms), 1, 1,
+	        QS_PACK_THREADS, 1, 1, 0, call->stream->handle, arguments, NULL);
+}
+
+static const void *host(CUdeviceptr p)
+{
+	return (const void *)(uintptr_t)p;
+}
+
+/* Both operands in fp8, from the packed weight. */
+static CUresult make_operands(const struct nf4 *nf4, const struct call *call,
+                              CUdeviceptr descriptor, struct qs_pair *pair)
+{
+	*pair = (struct qs_pair){.bytes = 0};
+	CUresult error = expand(nf4, call, descriptor, pair);
+	if (!error)
+		error = qs_operand_make(&nf4->operands, 1, call->context, call->stream,
+		                        call->block + call->at.other, call->g->b, pair);
+	return error;
+}
+
+static struct qs_lt_call product_of(const struct call *call, const struct qs_pair *pair)
+{
+	const struct qs_gemm *g = call->g;
+	return (struct qs_lt_call){
+	        .handle = g->handle,
+	        .alpha = g->alpha,
+	        .beta = g->beta,
+	        .a = host(pair->data[0]),
+	        .b = host(pair->data[1]),
+	        .c = g->key.beta == QS_SCALAR_ZERO ? g->d : g->c,
+	        .d = g->d,
+	        .bias = g->bias,
+	        .scale_a = host(pair->scale[0]),
+	        .scale_b = host(pair->scale[1]),
+	        .workspace = (void *)(uintptr_t)call->block,
+	        .stream = call->stream->handle,
+	};
+}
+
+/* The product by cuBLASLt. */
+static bool multiply(struct nf4 *nf4, const struct call *call, CUdeviceptr descriptor,
+                     uint64_t *bytes, struct qs_failure *failure)
+{
+	struct qs_pair pair;
+	CUresult error = make_operands(nf4, call, descriptor, &pair);
+	if (error)
+		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
+	*bytes += pair.bytes;
+	const struct qs_lt_call product = product_of(call, &pair);
+	cublasStatus_t status = qs_lt_run(nf4->lt, &product, atomic_load(&nf4->lt->best));
+	return !status ||
+	       qs_failed(failure, QS_REASON_ERROR, "cublasLtMatmul: status %d", (int)status);
+}
+
+/* The expansion has no source to go to where the copy is not valid. */
+static CUresult use(const struct nf4 *nf4, const struct call *call, struct qs_kept *kept,
+                    struct qs_kept_view *view)
+{
+	const CUdeviceptr work = call->block + call->at.work;
+	return nf4->lt ? qs_kept_use_data(kept, call->stream, work, view)
+	               : qs_kept_use(kept, call->stream, work, view);
+}
+
+static bool submit(struct nf4 *nf4, const struct call *call, struct qs_kept *kept, uint64_t *bytes,
+                   struct qs_failure *failure)
+{
+	struct qs_kept_view view;
+	CUresult error = kept ? use(nf4, call, kept, &view) : pack(call, &view);
+	if (error)
+		return qs_failed(failure, qs_reason_of_use(error), "packing: %s",
+		                 qs_error_name(error));
+	*bytes += view.bytes;
+	if (nf4->lt)
+		return multiply(nf4, call, view.descriptor, bytes, failure);
+	error = qs_thin_run(call->context, call->stream->handle, call->g, QS_FORM_NF4, &view,
+	                    kept && qs_process()->options->validity == QS_VALIDITY_TRACKED);
+	return !error || qs_failed(failure, QS_REASON_ERROR, "product: %s", qs_error_name(error));
+}
+
+/* The scratch block's contents as operand/reuse.c knows them are not what it holds afterwards. */
+static bool run_in_scratch(struct nf4 *nf4, struct call *call, struct qs_context *context,
+                           struct qs_kept *kept, uint64_t *bytes, struct qs_failure *failure)
+{
+	enum qs_reason why;
+	call->at = layout_of(nf4, &call->weight, kept != NULL);
+	struct qs_scratch *scratch = qs_scratch_lock(context, call->stream, call->at.total, &why);
+	if (!scratch)
+		return qs_failed(failure, why, "%zu MiB of scratch", call->at.total >> 20);
+	call->block = scratch->base;
+	qs_operands_forget(scratch);
+	bool done = submit(nf4, call, kept, bytes, failure);
+	qs_operands_wrote(scratch, call->g->d, qs_gemm_end(call->g));
+	qs_scratch_unlock(scratch);
+	return done;
+}
+
+static bool run(void *state, const struct qs_gemm *g, struct qs_context *context,
+                const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure)
+{
+	struct nf4 *nf4 = state;
+	struct call call = {.g = g, .context = context, .stream = stream};
+	enum qs_reason why = QS_REASON_UNTRACKED;
+	struct qs_kept *kept = NULL;
+	qs_weight_of(g, &call.weight);
+	if (qs_process()->options->validity >= QS_VALIDITY_VERIFIED)
+		kept = qs_kept_find(context, stream, &call.weight, &qs_form_nf4,
+		                    qs_process()->options, &why);
+	if (!kept && (why == QS_REASON_NONFINITE || stream->capturing))
+		return qs_failed(failure, why, "weight not kept");
+	bool done = run_in_scratch(nf4, &call, context, kept, bytes, failure);
+	if (kept)
+		qs_kept_used(kept);
+	return done;
+}
+
+/* ---- timing -------------------------------------------------------------------------------------
+ */
+
+/* What a call does with a weight that is kept, all but cuBLASLt's product. */
+struct trial {
+	const struct nf4 *nf4;
+	const struct call *call;
+	struct qs_kept_view weight;
+	struct qs_pair pair;
+};
+
+static int convert(void *data)
+{
+	struct trial *trial = data;
+	return (int)make_operands(trial->nf4, trial->call, trial->weight.descriptor, &trial->pair);
+}
+
+/* Times the product, and where the rule wants nf4 only if it is faster says whether it is. What
+ * could not be measured is done as the rule says. */
+static bool time_product(struct nf4 *nf4, struct call *call, struct qs_context *context,
+                         bool must_win, struct qs_failure *failure)
+{
+	struct trial trial = {.nf4 = nf4, .call = call};
+	struct qs_timing timing;
+	if (pack(call, &trial.weight) || convert(&trial))
+		return true;
+	const struct qs_lt_call product = product_of(call, &trial.pair);
+	const struct qs_rival preparation = {convert, &trial};
+	if (!qs_tune(nf4->lt, call->g, context, &product, &preparation, &timing) ||
+	    timing.rival[0] < 0 || timing.rival[1] < 0)
+		return true;
+	const float ours = timing.best + timing.rival[1], native = timing.rival[0];
+	qs_failed(failure, QS_REASON_NOT_FASTER, "nf4 %.1f + %.1f us, native %.1f us",
+	          1e3 * (double)timing.best, 1e3 * (double)timing.rival[1], 1e3 * (double)native);
+	return !must_win || qs_tune_wins(ours, native);
+}
+
+static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_context *context,
+                            const struct qs_stream *stream, bool must_win,
+                            struct qs_failure *failure)
+{
+	enum qs_reason why;
+	struct call call = {.g = g, .context = context, .stream = stream};
+	if (!nf4->lt || !qs_may_tune(g))
+		return true;
+	qs_weight_of(g, &call.weight);
+	call.at = layout_of(nf4, &call.weight, false);
+	struct qs_scratch *scratch = qs_scratch_lock(context, stream, call.at.total, &why);
+	if (!scratch) /* the run will say so, or find some by then */
+		return true;
+	call.block = scratch->base;
+	qs_operands_forget(scratch);
+	bool wins = time_product(nf4, &call, context, must_win, failure);
+	qs_scratch_unlock(scratch);
+	return wins;
+}
+
+/* With few tokens nothing is timed: there is one kernel, and it reads a quarter of the bytes. But a
+ * program of nothing else must make one native product, or no launch of cuBLAS is ever seen, and
+ * without that no weight is kept (qs_epoch_trusted). */
+static void *prepare(const struct qs_gemm *g, struct qs_context *context,
+                     const struct qs_stream *stream, const struct qs_choice *choice,
+                     struct qs_failure *failure)
+{
+	if (!check(g, failure))
+		return NULL;
+	struct nf4 *nf4 = calloc(1, sizeof *nf4);
+	if (!nf4) {
+		qs_failed(failure, QS_REASON_MEMORY, "host memory");
+		return NULL;
+	}
+	if (!qs_epoch_trusted())
+		qs_run_native(g, context);
+	if ((!qs_thin_fits(g, context) && !make_product(nf4, g, failure)) ||
+	    !time_in_scratch(nf4, g, context, stream, !choice->eager, failure)) {
+		destroy(nf4);
+		return NULL;
+	}
+	return nf4;
+}
+
+const struct qs_engine qs_engine_nf4 = {
+        .action = QS_ACTION_NF4,
+        .prepare = prepare,
+        .run = run,
+};

@@ -1,0 +1,54 @@
+/* What launches write: kernels by their arguments, graphs by their nodes.
+ *
+ * arguments.c  qs_scan_launch qs_use_of qs_launched qs_is_capturing qs_functions_unloaded
+ * graph.c      qs_graph_made qs_graph_forgotten qs_graphs_forgotten qs_graph_launched
+ * written.c    qs_extent_of_copy qs_extent_of_fill
+ */
+#ifndef QS_INTERCEPT_LAUNCH_H
+#define QS_INTERCEPT_LAUNCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <cuda.h>
+
+/* The aligned words of a launch's arguments in [low, high), to `found`. */
+struct qs_scan {
+	uint64_t low, high;
+	CUfunction function; /* or CUkernel                                         */
+	CUstream stream;     /* of the launch                                       */
+	void *to;            /* of the caller                                       */
+	/* `offset`: bytes, from the start of all arguments. */
+	void (*found)(struct qs_scan *scan, uint64_t word, unsigned offset);
+};
+
+/* Arguments as one of the two: an array of pointers, or a list that ends in a packed buffer. False
+ * if what the kernel can write is not known. */
+bool qs_scan_launch(struct qs_scan *scan, void *const *params, void *const *extra);
+/* Names a use for qs_track_argument(). Never 0. */
+uint64_t qs_use_of(CUfunction function, uint64_t word, unsigned offset);
+/* Reports a launch outside of hooked calls. */
+void qs_launched(CUfunction function, CUstream stream, void *const *params, void *const *extra);
+/* Work for this stream is recorded, not done; also true if that cannot be told. */
+bool qs_is_capturing(CUstream stream);
+/* Handles of functions may be used again for other functions. */
+void qs_functions_unloaded(void);
+
+/* Keeps what the launches of an executable will write, from the graph it was just made of or
+ * updated from. */
+void qs_graph_made(CUgraphExec exec, CUgraph graph);
+/* Whatever it launches from now on is not known. */
+void qs_graph_forgotten(CUgraphExec exec);
+void qs_graphs_forgotten(void);
+/* Reports a launch. */
+void qs_graph_launched(CUgraphExec exec, bool captured);
+
+/* Bytes from the first to the last that a copy or a fill writes; 0 = none on the device. */
+struct qs_extent {
+	uint64_t first;
+	size_t bytes;
+};
+struct qs_extent qs_extent_of_copy(const CUDA_MEMCPY3D *copy);
+struct qs_extent qs_extent_of_fill(uint64_t first, size_t pitch, size_t row_bytes, size_t rows);
+
+#endif
