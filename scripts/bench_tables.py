@@ -3,6 +3,7 @@
 Nothing is computed here that is not in the report but percentages and rounding. A figure that is
 missing is a dash.
 """
+import statistics
 import sys
 
 DASH = "–"
@@ -70,19 +71,34 @@ def linear(report):
 
 
 def sweep(report):
-    """The worst size, all below the limit, and how often the shim acted."""
-    acted = sum(any(p["replaced"] for p in row["products"]) for row in report["results"])
-    if "worst" not in report:
-        return f"{len(report['results'])} sizes measured."
-    rows = report["below"] or [report["worst"]]
-    head = ["tokens × in × out", "native, ms", "ratio", "GPU alone", "in fp8"]
-    body = [[size_of(r).removesuffix(" forward"), ms(r["columns"]["native"]),
-             ratio(r["columns"]["qshim"], spread=True),
-             ratio(r["columns"]["qshim"], "gpu_ratio", spread=True), in_fp8(r["products"])]
-            for r in rows]
-    return (f"{len(report['results'])} sizes of a forward product, {acted} of them in fp8. Below "
-            f"{report['limit']}: {len(report['below']) or 'none; the worst'}.\n\n"
-            + markdown(head, body))
+    """By either clock: how many sizes are below the limit, how the ratios spread, the worst of all."""
+    rows, lines = [r for r in report["results"] if "ms" in r["columns"]["qshim"]], []
+    acted = [any(p["replaced"] for p in row["products"]) for row in rows]
+    lines.append(f"{len(rows)} sizes of a forward product, {sum(acted)} of them in fp8.")
+    body = []
+    for name, field in (("GPU alone", "gpu_ratio"), ("As called", "ratio")):
+        def value(row):
+            return row["columns"]["qshim"][field]["median"]
+        limit = report.get("limit", 0)
+        below = [a for r, a in zip(rows, acted) if value(r) < limit]
+        lines.append(f"{name}: {len(below) or 'none'} below {limit}"
+                     + (f", {sum(below) or 'none'} of them in fp8" if below else "")
+                     + spread_of([value(r) for r, a in zip(rows, acted) if not a]))
+        for row in sorted(rows, key=value)[:3]:
+            body.append([size_of(row).removesuffix(" forward"), name,
+                         ms(row["columns"]["native"]),
+                         ratio(row["columns"]["qshim"], "gpu_ratio", spread=True),
+                         ratio(row["columns"]["qshim"], spread=True), in_fp8(row["products"])])
+    head = ["tokens × in × out", "least", "native, ms", "GPU alone", "as called", "in fp8"]
+    return "\n".join(lines) + "\n\n" + markdown(head, body, text_columns=2)
+
+
+def spread_of(values):
+    """Of the sizes that qshim leaves alone: what is not 1 there is noise, or the price of looking."""
+    if len(values) < 2:
+        return "."
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"; where nothing is replaced {middle:.2f}, half of these {low:.2f}–{high:.2f}."
 
 
 def layer(report):

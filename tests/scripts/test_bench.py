@@ -613,15 +613,20 @@ class Tables(unittest.TestCase):
         out = self.table("decode", decode_report([[8, "nf4", 0.91], [8, "fp8", 0.9]]))
         self.assertIn("below 0.98: batch 8 nf4 0.91, batch 8 fp8 0.90.", out)
 
-    def test_a_sweep_without_a_slow_size_shows_the_worst(self):
-        fine, slow = linear_row(), linear_row(m=7)
-        out = self.table("sweep", report_of("bench_linear.py", [fine], worst=fine, below=[],
-                                            limit=0.98))
-        self.assertIn("Below 0.98: none; the worst.", out)
-        self.assertIn("| 8192 × 4096 × 1024 |", out)
-        out = self.table("sweep", report_of("bench_linear.py", [fine, slow], worst=slow,
-                                            below=[slow], limit=0.98))
-        self.assertIn("Below 0.98: 1.", out)
+    def test_a_sweep_counts_and_shows_the_worst_by_either_clock(self):
+        def passed(m, called):
+            row = linear_row(m=m, replaced=0)
+            row["columns"]["qshim"]["ratio"] = {"p20": called, "median": called, "p80": called}
+            row["columns"]["qshim"]["gpu_ratio"] = {"p20": 1, "median": 1.0, "p80": 1}
+            return row
+        rows = [linear_row(), passed(7, 0.9), passed(8, 1.0), passed(9, 1.1)]
+        out = self.table("sweep", report_of("bench_linear.py", rows, limit=0.98))
+        self.assertIn("4 sizes of a forward product, 1 of them in fp8.", out)
+        self.assertIn("GPU alone: none below 0.98; where nothing is replaced 1.00,", out)
+        self.assertIn("As called: 1 below 0.98, none of them in fp8; where nothing is replaced 1.00, "
+                      "half of these 0.90–1.10.", out)
+        self.assertIn("| 7 × 4096 × 1024 | As called | 4.100 | 1.00 (1.00–1.00) "
+                      "| 0.90 (0.90–0.90) | 0 of 1 |", out)
         self.assertNotIn("| 8192 × 4096 × 1024 |", out)
 
     def test_the_summary_takes_what_is_there(self):
