@@ -1,7 +1,7 @@
 /* Weights in 4 or 8 bits and products of few tokens with them: see nf4.h for what each kernel
  * computes and for the order in which a tile lies in memory.
  *
- * Products are bound by memory: 8192 x 8192 in NF4 are 35.6 MB, 8.4 us at an H200's copy rate of
+ * Memory is the limit of products: 8192 x 8192 in NF4 are 35.6 MB, 8.4 us at an H200's copy rate of
  * 4.24 TB/s, and the sampled rows of W another 2.1 MB. At that rate a multiprocessor has one clock
  * for 30 weights. It decodes them by a table of pairs (a byte holds two codes) in shared memory, of
  * which each lane has a copy in a bank of its own: 64 weights a clock. The decoded weights are the
@@ -13,9 +13,10 @@
  * a block works on fewer than four rows of tiles, groups share a row and take turns along k. The
  * blocks of a cluster share rows and split k. All partial sums are added in one fixed order.
  *
- * On Hopper three more warps feed a pipeline in shared memory: bulk copies of tiles and of the
- * sampled rows of W, X in the swizzled form that wgmma reads, and the comparison of the sampled
- * rows. Elsewhere the groups load from memory themselves and use mma.sync: right, not tuned.
+ * On Hopper four more warps feed a pipeline in shared memory: one makes bulk copies of tiles, two
+ * copy X into the swizzled form that wgmma reads, and one compares the sampled rows of W. Measured,
+ * the steps of this pipeline take longer than the memory: 25 us for the product above with 8
+ * tokens. Elsewhere the groups load from memory themselves and use mma.sync: right, not tuned.
  */
 #include <stddef.h>
 
@@ -1223,7 +1224,7 @@ static __device__ __forceinline__ void start(const struct qs_product_args &args,
 		fill_table(table);
 	fill_range(control, threadIdx.x);
 	__syncthreads();
-	if (threadIdx.x == 0 && !(args.flags & QS_PRODUCT_FROZEN))
+	if (threadIdx.x == 0 && control->known && !(args.flags & QS_PRODUCT_FROZEN))
 		move_turn(args, control->turn);
 }
 
