@@ -110,13 +110,15 @@ void qs_submitting(const struct qs_call *call)
 	const struct qs_effect *effect = effect_of_thunk(call->thunk);
 	if (effect->flags & QS_EFFECT_GRAPH)
 		qs_before_graph(call);
+	if (effect->flags & QS_EFFECT_BEFORE)
+		effect->tell(call);
 }
 
 /* After the call. One that failed submitted nothing, but why is not known. */
 void qs_submitted(const struct qs_call *call)
 {
 	const struct qs_effect *effect = effect_of_thunk(call->thunk);
-	if (!effect->tell)
+	if (!effect->tell || effect->flags & QS_EFFECT_BEFORE)
 		return;
 	if ((int)call->result && !(effect->flags & QS_EFFECT_FAILED))
 		qs_track_everything();
@@ -542,10 +544,32 @@ static void *stand_before(const char *name, void *function, int version)
 	return is_submission(name) ? thunk_of(name, function, version) : function;
 }
 
+static bool is_exported(const char *name)
+{
+	for (size_t i = 0; i < THUNKS; i++)
+		if (exported[i] && !strcmp(exported[i], name))
+			return true;
+	return form_of(name) >= 0;
+}
+
+static bool in_driver(const void *function)
+{
+	Dl_info info;
+	return dladdr(function, &info) && info.dli_fname &&
+	       begins(file_of(info.dli_fname), "libcuda.so");
+}
+
+/* Stubs and wrappers of the driver have its functions by their names. What else begins like one is
+ * most likely the program's own, whose arguments no thunk could pass on; or a wrapper's, of a
+ * driver that is newer than this list, which is then not seen. */
 void *qs_submission_wrapper(const char *name, void *function, const void *caller)
 {
 	if (form_of(name) >= 0)
 		note_asker(caller);
+	if (!is_exported(name) && !in_driver(function)) {
+		go_blind("a function named like the driver's was found elsewhere");
+		return function;
+	}
 	return stand_before(name, function, 0);
 }
 

@@ -48,6 +48,9 @@ struct qs_effect {
 #define QS_EFFECT_PREFIX 4  /* every name that begins so                                 */
 #define QS_EFFECT_KEPT   8  /* told also while nothing is watched                        */
 #define QS_EFFECT_GRAPH  16 /* qs_before_graph() comes before the call                  */
+/* Told before the call and not after it, whatever its outcome: what it ends may be given to another
+ * thread under the same address or handle before it has returned to us. */
+#define QS_EFFECT_BEFORE 32
 
 /* That of a function of this name: as exported if `version` is 0, else as cuGetProcAddress was
  * asked for it. Never NULL: what is not known is taken to write everything. */

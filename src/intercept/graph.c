@@ -3,14 +3,16 @@
  *
  * An executable that was not made before our eyes, that holds a node of a kind that can write
  * anywhere, or whose nodes were changed one by one is not kept: its launches make everything
- * suspect. Memory that a graph allocates or frees is gone at every launch, for it may be another
- * under the same address.
+ * suspect, as all launches do once there was an executable that kernels can launch. Memory that a
+ * graph allocates or frees is gone at every launch, for it may be another under the same address.
  *
  * A launch reports only what hits something watched. Which that is is found once and again when
  * what is watched changes.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "intercept/driver.h"
 #include "intercept/intercept.h"
@@ -27,7 +29,8 @@ struct touch {
 	enum {
 		ARGUMENT, /* of a kernel: first is the word */
 		WRITE,
-		GONE
+		GONE,
+		COPY /* the descriptor of a kept copy: read by a kernel of ours */
 	} kind;
 	uint64_t first;
 	size_t bytes;
@@ -46,8 +49,35 @@ struct record {
 };
 
 static struct record *buckets[BUCKETS];
-static size_t kept; /* touches in all */
+static size_t kept;             /* touches in all                                 */
+static _Atomic bool by_kernels; /* there was one that kernels in others can launch */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* The driver does not survive, and another thread may have been at work on the lists. */
+static void in_child(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	memset(buckets, 0, sizeof buckets);
+	kept = 0;
+}
+
+static void register_fork(void)
+{
+	pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Graphs are kept, and destroyed by a child at its exit, before and without a first product. */
+static void take_lock(void)
+{
+	pthread_once(&once, register_fork);
+	pthread_mutex_lock(&lock);
+}
+
+static void give_lock(void)
+{
+	pthread_mutex_unlock(&lock);
+}
 
 /* ---- reading a graph ---- */
 
@@ -85,6 +115,8 @@ struct reading {
 static void found(struct qs_scan *scan, uint64_t word, unsigned offset)
 {
 	struct reading *reading = scan->to;
+	if (reading->own && reading->written >= 0 && !offset)
+		reading->full |= !add(reading->record, (struct touch){.kind = COPY, .first = word});
 	if (reading->own && (int)offset != reading->written)
 		return;
 	reading->full |= !add(reading->record,
@@ -238,26 +270,26 @@ static struct record *take_out(CUgraphExec exec)
 
 void qs_graph_forgotten(CUgraphExec exec)
 {
-	pthread_mutex_lock(&lock);
+	take_lock();
 	struct record *record = take_out(exec);
-	pthread_mutex_unlock(&lock);
+	give_lock();
 	if (record)
 		drop(record);
 }
 
 void qs_graphs_forgotten(void)
 {
-	pthread_mutex_lock(&lock);
+	take_lock();
 	for (size_t i = 0; i < BUCKETS; i++)
 		while (buckets[i])
 			drop(take_out(buckets[i]->exec));
-	pthread_mutex_unlock(&lock);
+	give_lock();
 }
 
 /* True if there was room. */
 static bool put(struct record *record)
 {
-	pthread_mutex_lock(&lock);
+	take_lock();
 	bool room = kept + record->count <= TOUCHES_MAX;
 	if (room) {
 		struct record **bucket = bucket_of(record->exec);
@@ -265,7 +297,7 @@ static bool put(struct record *record)
 		*bucket = record;
 		kept += record->count;
 	}
-	pthread_mutex_unlock(&lock);
+	give_lock();
 	return room;
 }
 
@@ -281,10 +313,30 @@ void qs_graph_made(CUgraphExec exec, CUgraph graph)
 		drop(record);
 }
 
+void qs_graphs_by_kernels(void)
+{
+	atomic_store(&by_kernels, true);
+}
+
+bool qs_graph_uses(CUgraphExec exec, uint64_t descriptor)
+{
+	take_lock();
+	const struct record *record = *bucket_of(exec);
+	while (record && record->exec != exec)
+		record = record->next;
+	bool uses = !record;
+	for (size_t i = 0; record && i < record->count && !uses; i++)
+		uses = record->touches[i].kind == COPY && record->touches[i].first == descriptor;
+	give_lock();
+	return uses;
+}
+
 /* ---- launches ---- */
 
 static bool hits(const struct touch *touch)
 {
+	if (touch->kind == COPY)
+		return false;
 	return touch->kind == ARGUMENT ? qs_track_reaches(touch->first)
 	                               : qs_track_overlaps(touch->first, touch->bytes);
 }
@@ -318,7 +370,7 @@ static void tell(const struct touch *touch, bool captured)
 void qs_graph_launched(CUgraphExec exec, bool captured)
 {
 	uint64_t version = qs_track_version();
-	pthread_mutex_lock(&lock);
+	take_lock();
 	struct record *record = *bucket_of(exec);
 	while (record && record->exec != exec)
 		record = record->next;
@@ -326,7 +378,7 @@ void qs_graph_launched(CUgraphExec exec, bool captured)
 		sort_out(record, version);
 	for (size_t i = 0; record && i < record->hits; i++)
 		tell(&record->touches[i], captured);
-	pthread_mutex_unlock(&lock);
-	if (!record)
+	give_lock();
+	if (!record || atomic_load(&by_kernels))
 		qs_track_everything();
 }

@@ -1,7 +1,8 @@
 /* What launches write: kernels by their arguments, graphs by their nodes.
  *
  * arguments.c  qs_scan_launch qs_use_of qs_launched qs_is_capturing qs_functions_unloaded
- * graph.c      qs_graph_made qs_graph_forgotten qs_graphs_forgotten qs_graph_launched
+ * graph.c      qs_graph_made qs_graph_uses qs_graph_forgotten qs_graphs_forgotten
+ *              qs_graphs_by_kernels qs_graph_launched
  * written.c    qs_extent_of_copy qs_extent_of_fill
  */
 #ifndef QS_INTERCEPT_LAUNCH_H
@@ -37,9 +38,13 @@ void qs_functions_unloaded(void);
 /* Keeps what the launches of an executable will write, from the graph it was just made of or
  * updated from. */
 void qs_graph_made(CUgraphExec exec, CUgraph graph);
+/* True unless it is known that no kernel of ours in it reads the descriptor of this kept copy. */
+bool qs_graph_uses(CUgraphExec exec, uint64_t descriptor);
 /* Whatever it launches from now on is not known. */
 void qs_graph_forgotten(CUgraphExec exec);
 void qs_graphs_forgotten(void);
+/* An executable was made that kernels in other graphs can launch, which is not seen. */
+void qs_graphs_by_kernels(void);
 /* Reports a launch. */
 void qs_graph_launched(CUgraphExec exec, bool captured);
 

@@ -1,10 +1,11 @@
 /* The driver functions that submit GPU work, or change what an address holds without any: whatever
  * could make a quantised copy out of date. Adding one is one line here and one in qshim.map.
  *
- * These are the names that libcuda.so.1 of CUDA 13.0 exports, kept from older versions or not, and
- * so those that a program can be linked to. Look-ups by name are matched by prefix (driver.c),
- * which covers forms that are newer. Left out: editing graphs, events, allocation (what new memory
- * holds is nobody's business before something was written to it).
+ * These are the names that libcuda.so.1 of CUDA 13.0 exports (and of 13.1, those of multicast),
+ * kept from older versions or not, and so those that a program can be linked to. Look-ups by name
+ * are matched by prefix (driver.c), which covers forms that are newer. Left out: editing graphs,
+ * events, allocation (what new memory holds is nobody's business before something was written to
+ * it).
  *
  * What their arguments say about the memory that is written is read by written.c while anything is
  * watched; those of the last group always, for what they tell must be known before there is a
@@ -209,6 +210,7 @@
 	X(cuMemSetAccess)                                                                          \
 	X(cuMemUnmap)                                                                              \
 	X(cuMulticastBindMem)                                                                      \
+	X(cuMulticastBindMem_v2)                                                                   \
 	X(cuMulticastUnbind)
 
 /* What must be known of graphs, functions, and memory that others can write. */
@@ -249,7 +251,8 @@
 	X(cuMemPoolExportPointer)                                                                  \
 	X(cuMemPoolImportPointer)                                                                  \
 	X(cuModuleUnload)                                                                          \
-	X(cuMulticastBindAddr)
+	X(cuMulticastBindAddr)                                                                     \
+	X(cuMulticastBindAddr_v2)
 
 /* Counted only, unless something is watched. */
 #define QS_SUBMISSION_COUNTED(X)                                                                   \

@@ -1,9 +1,10 @@
 /* What a call of the driver wrote, from its arguments, by name.
  *
  * Read after the call, which is when the work counts as submitted, and while the caller still holds
- * what it passed. A call that failed leaves that unread. Functions that are matched by prefix
- * (driver.c) but are not in the list below, functions newer than those this was written for, and
- * forms with addresses of 32 bits are taken to have written everything.
+ * what it passed; before it where the call ends something. A call that failed leaves that unread.
+ * Functions that are matched by prefix (driver.c) but are not in the list below, functions newer
+ * than those this was written for, and forms with addresses of 32 bits are taken to have written
+ * everything.
  *
  * Why some write nothing: waits, queries and events submit no work, and what others do meanwhile is
  * to memory that is not watched (operand/track.h); nodes put into a graph are read when it is
@@ -234,7 +235,7 @@ static void tell_operations(const struct qs_call *call)
 
 /* ---- memory ---- */
 
-/* The driver may have freed it and report an error of earlier work: whatever the status. */
+/* The driver may free it and report an error of earlier work: whatever the status. */
 static void tell_free(const struct qs_call *call)
 {
 	qs_track_gone(qs_pointer(call, 0), 0);
@@ -291,9 +292,22 @@ static void tell_close(const struct qs_call *call)
 	qs_track_unshared(qs_pointer(call, 0));
 }
 
+typedef CUresult pointer_function(void *data, CUpointer_attribute attribute, CUdeviceptr pointer);
+
+static bool is_memory(const void *address)
+{
+	pointer_function *ask = QS_DRIVER(pointer_function, cuPointerGetAttribute);
+	unsigned type;
+	return ask && !ask(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)address);
+}
+
+/* Where the first version has an address and a size, the second (of 13.1) has an offset and an
+ * address. Which one was called is not known here, but offsets and sizes are no addresses. */
 static void tell_bind(const struct qs_call *call)
 {
-	qs_track_shared(qs_pointer(call, 2));
+	for (int i = 2; i < 4; i++)
+		if (is_memory(qs_pointer(call, i)))
+			qs_track_shared(qs_pointer(call, i));
 }
 
 static void tell_unload(const struct qs_call *call)
@@ -304,10 +318,25 @@ static void tell_unload(const struct qs_call *call)
 
 /* ---- graphs ---- */
 
-static void tell_instantiate(const struct qs_call *call)
+static void made(const struct qs_call *call, uint64_t flags)
 {
 	CUgraphExec *exec = qs_pointer(call, 0);
+	if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
+		qs_graphs_by_kernels();
 	qs_graph_made(*exec, qs_pointer(call, 1));
+}
+
+/* The oldest forms have an aligned address in the place of the flags, which sets none that counts.
+ */
+static void tell_instantiate(const struct qs_call *call)
+{
+	made(call, qs_argument(call, 2));
+}
+
+static void tell_instantiate_by(const struct qs_call *call)
+{
+	const CUDA_GRAPH_INSTANTIATE_PARAMS *params = qs_pointer(call, 2);
+	made(call, params->flags);
 }
 
 static void tell_update(const struct qs_call *call)
@@ -330,7 +359,7 @@ static void tell_graph(const struct qs_call *call)
 
 void qs_before_graph(const struct qs_call *call)
 {
-	qs_kept_before_graph(qs_pointer(call, 1));
+	qs_kept_before_graph(qs_pointer(call, 0), qs_pointer(call, 1));
 }
 
 /* ---- by name ---- */
@@ -340,6 +369,7 @@ void qs_before_graph(const struct qs_call *call)
 #define PREFIX QS_EFFECT_PREFIX
 #define KEPT   QS_EFFECT_KEPT
 #define GRAPH  QS_EFFECT_GRAPH
+#define BEFORE QS_EFFECT_BEFORE
 
 /* The first that fits counts. */
 static const struct qs_effect effects[] = {
@@ -403,34 +433,35 @@ static const struct qs_effect effects[] = {
         {"cuGreenCtxWaitEvent", NULL, 0},
         {"cuSignalExternalSemaphores", NULL, PREFIX},
         {"cuGraphAdd", NULL, PREFIX},
-        {"cuMemFree", tell_free, NARROW | FAILED},
-        {"cuMemFreeAsync", tell_free, FAILED},
+        {"cuMemFree", tell_free, NARROW | BEFORE},
+        {"cuMemFreeAsync", tell_free, BEFORE},
         {"cuMemFreeHost", NULL, 0},
-        {"cuMemMap", tell_map, FAILED},
-        {"cuMemUnmap", tell_map, FAILED},
-        {"cuMemSetAccess", tell_map, FAILED},
+        {"cuMemMap", tell_map, BEFORE},
+        {"cuMemUnmap", tell_map, BEFORE},
+        {"cuMemSetAccess", tell_map, BEFORE},
         {"cuMemMapArrayAsync", NULL, 0},
-        {"cuGraphicsMapResources", tell_moved, FAILED},
-        {"cuGraphicsUnmapResources", tell_moved, FAILED},
-        {"cuCtxDestroy", tell_all_gone, FAILED | KEPT},
-        {"cuCtxDetach", tell_all_gone, FAILED | KEPT},
-        {"cuDevicePrimaryCtxReset", tell_all_gone, FAILED | KEPT},
+        {"cuGraphicsMapResources", tell_moved, BEFORE},
+        {"cuGraphicsUnmapResources", tell_moved, BEFORE},
+        {"cuCtxDestroy", tell_all_gone, BEFORE | KEPT},
+        {"cuCtxDetach", tell_all_gone, BEFORE | KEPT},
+        {"cuDevicePrimaryCtxReset", tell_all_gone, BEFORE | KEPT},
         {"cuDevicePrimaryCtxRelease", tell_release, FAILED | KEPT},
         {"cuDestroyExternalMemory", NULL, KEPT},
         {"cuExternalMemoryGetMappedBuffer", tell_import, KEPT},
         {"cuExternalMemoryGetMappedMipmappedArray", NULL, KEPT},
         {"cuIpcGetMemHandle", tell_export, FAILED | KEPT},
         {"cuIpcOpenMemHandle", tell_import, KEPT},
-        {"cuIpcCloseMemHandle", tell_close, FAILED | KEPT},
+        {"cuIpcCloseMemHandle", tell_close, BEFORE | KEPT},
         {"cuMemPoolExportPointer", tell_export, FAILED | KEPT},
         {"cuMemPoolImportPointer", tell_import, KEPT},
         {"cuMulticastBindAddr", tell_bind, FAILED | KEPT},
-        {"cuModuleUnload", tell_unload, FAILED | KEPT},
-        {"cuLibraryUnload", tell_unload, FAILED | KEPT},
+        {"cuModuleUnload", tell_unload, BEFORE | KEPT},
+        {"cuLibraryUnload", tell_unload, BEFORE | KEPT},
         {"cuGraphInstantiate", tell_instantiate, KEPT},
         {"cuGraphInstantiateWithFlags", tell_instantiate, KEPT},
-        {"cuGraphInstantiateWithParams", tell_instantiate, KEPT},
+        {"cuGraphInstantiateWithParams", tell_instantiate_by, KEPT},
         {"cuGraphExecUpdate", tell_update, FAILED | KEPT},
+        {"cuGraphExecDestroy", tell_edit, BEFORE | KEPT},
         {"cuGraphExecGetFlags", NULL, KEPT},
         {"cuGraphExecHostNode", NULL, PREFIX | KEPT},
         {"cuGraphExecEvent", NULL, PREFIX | KEPT},

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "intercept/intercept.h"
+#include "intercept/launch.h"
 #include "note/note.h"
 #include "operand/kept.h"
 
@@ -254,9 +255,9 @@ static struct qs_kept *insert(struct qs_kept *kept)
 static uint64_t pause_of(struct qs_cache *cache, enum qs_reason why)
 {
 	pthread_mutex_lock(&cache->lock);
-	const bool retiring = cache->retiring;
+	const bool freeing = qs_cache_freeing(cache);
 	pthread_mutex_unlock(&cache->lock);
-	return why == QS_REASON_UNTRACKED ? PAUSE_WATCH : retiring ? 1 : PAUSE;
+	return why == QS_REASON_UNTRACKED ? PAUSE_WATCH : freeing ? 1 : PAUSE;
 }
 
 /* `known` is the candidate as it was when it was admitted. */
@@ -458,15 +459,19 @@ static void list_held(struct qs_kept *kept)
 	pthread_mutex_unlock(&cache->lock);
 }
 
+/* Another thread may have dropped it since it was found: a check after it was switched off would
+ * say that it is good, and where a check failed nobody knows what it is. */
 static CUresult use(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work,
                     bool heeds_descriptor, struct qs_kept_view *view)
 {
 	*view = (struct qs_kept_view){
 	        .data = kept->data, .scale = kept->scale, .descriptor = kept->descriptor};
 	pthread_mutex_lock(&kept->lock);
+	CUresult error = kept->broken || kept->marked ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 	kept->uses++;
-	CUresult error = stream->capturing ? use_captured(kept, stream, work, heeds_descriptor)
-	                                   : use_eager(kept, stream, work, &view->bytes);
+	if (!error)
+		error = stream->capturing ? use_captured(kept, stream, work, heeds_descriptor)
+		                          : use_eager(kept, stream, work, &view->bytes);
 	pthread_mutex_unlock(&kept->lock);
 	if (!error && stream->capturing)
 		list_held(kept);
@@ -507,13 +512,24 @@ static bool is_to_audit(const struct qs_kept *kept)
 	       kept->cache->launches - kept->checked_for >= kept->check_every;
 }
 
-/* The next one, held, that is `wanted` and was not taken for this launch; NULL if there is none. */
-static struct qs_kept *take_held(struct qs_cache *cache, bool (*wanted)(const struct qs_kept *),
-                                 uint64_t launch)
+/* Each is looked at once for a launch, for it takes a while to find it in a graph, or not. */
+static bool is_next(struct qs_kept *kept, CUgraphExec exec, bool (*wanted)(const struct qs_kept *),
+                    uint64_t launch)
+{
+	if (kept->looked_for == launch || !wanted(kept))
+		return false;
+	kept->looked_for = launch;
+	return qs_graph_uses(exec, kept->descriptor);
+}
+
+/* The next one of this graph that is `wanted` and was not taken for this launch; NULL if there is
+ * none. */
+static struct qs_kept *take_held(struct qs_cache *cache, CUgraphExec exec,
+                                 bool (*wanted)(const struct qs_kept *), uint64_t launch)
 {
 	pthread_mutex_lock(&cache->lock);
 	struct qs_kept *kept = cache->held;
-	while (kept && (kept->checked_for == launch || !wanted(kept)))
+	while (kept && !is_next(kept, exec, wanted, launch))
 		kept = kept->next_held;
 	if (kept) {
 		kept->checked_for = launch;
@@ -524,12 +540,13 @@ static struct qs_kept *take_held(struct qs_cache *cache, bool (*wanted)(const st
 }
 
 /* The same of those dropped that a graph reads by their descriptor. */
-static struct qs_kept *take_retired(struct qs_cache *cache, uint64_t launch)
+static struct qs_kept *take_retired(struct qs_cache *cache, CUgraphExec exec, uint64_t launch)
 {
 	pthread_mutex_lock(&cache->lock);
 	struct qs_kept *kept = cache->retired;
 	while (kept &&
-	       (kept->switched_for == launch || !kept->descriptor || !atomic_load(&kept->graphs)))
+	       (kept->switched_for == launch || !kept->descriptor || !atomic_load(&kept->graphs) ||
+	        atomic_load(&kept->is_off) || !qs_graph_uses(exec, kept->descriptor)))
 		kept = kept->next;
 	if (kept) {
 		kept->switched_for = launch;
@@ -553,36 +570,37 @@ static void check_for_graph(struct qs_kept *kept, const struct qs_stream *stream
 		error = check(kept, stream, work->base, need);
 	if (!error)
 		why = verdict(kept);
+	const uint64_t sequence = kept->submitted;
 	pthread_mutex_unlock(&kept->lock);
 	if (work)
-		qs_work_give(kept->cache, work, error ? NULL : kept->outcome, kept->submitted);
+		qs_work_give(kept->cache, work, error ? NULL : kept->outcome, sequence);
 	if (why != QS_REASON_AUTO)
 		drop(kept, why);
 }
 
 /* Each copy at most once: one that stays doubtful would come for ever. Those that are dropped on
  * the way are among the retired then. */
-static void prepare(struct qs_cache *cache, const struct qs_stream *stream)
+static void prepare(struct qs_cache *cache, CUgraphExec exec, const struct qs_stream *stream)
 {
 	struct qs_kept *kept;
 	pthread_mutex_lock(&cache->lock);
 	const uint64_t launch = ++cache->launches;
 	pthread_mutex_unlock(&cache->lock);
-	while ((kept = take_held(cache, is_to_check, launch))) {
+	while ((kept = take_held(cache, exec, is_to_check, launch))) {
 		check_for_graph(kept, stream, CHECK);
 		qs_kept_used(kept);
 	}
-	if ((kept = take_held(cache, is_to_audit, launch))) {
+	if ((kept = take_held(cache, exec, is_to_audit, launch))) {
 		check_for_graph(kept, stream, AUDIT);
 		qs_kept_used(kept);
 	}
-	while ((kept = take_retired(cache, launch))) {
+	while ((kept = take_retired(cache, exec, launch))) {
 		qs_kept_switch_off(kept, stream);
 		qs_kept_used(kept);
 	}
 }
 
-void qs_kept_before_graph(CUstream handle)
+void qs_kept_before_graph(CUgraphExec exec, CUstream handle)
 {
 	enum qs_reason why;
 	struct qs_stream stream;
@@ -592,7 +610,7 @@ void qs_kept_before_graph(CUstream handle)
 	struct qs_cache *cache =
 	        context ? atomic_load_explicit(&context->cache, memory_order_acquire) : NULL;
 	if (cache && cache->outcomes && qs_stream_describe(handle, &stream) && !stream.capturing)
-		prepare(cache, &stream);
+		prepare(cache, exec, &stream);
 }
 
 void qs_kept_forked(void)

@@ -132,9 +132,10 @@ static inline enum qs_reason qs_reason_of_use(CUresult error)
 /* After the launches that read the copy were submitted, or were not. */
 void qs_kept_used(struct qs_kept *kept);
 
-/* Before the program launches a graph into this stream: checks the copies that graphs hold and
- * whose source may have been written. One load if no graph holds any. */
-void qs_kept_before_graph(CUstream stream);
+/* Before the program launches a graph into this stream: checks the copies that this graph holds and
+ * whose source may have been written. Not those of other graphs: the stream need not come after
+ * whoever writes their sources. One load if no graph holds any. */
+void qs_kept_before_graph(CUgraphExec exec, CUstream stream);
 /* In a forked child, whose contexts are forgotten: forget that graphs hold copies. */
 void qs_kept_forked(void);
 

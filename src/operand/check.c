@@ -102,6 +102,8 @@ CUresult qs_check_submit(struct qs_kept *kept, const struct qs_stream *stream, C
 	if (!(flags & QS_HASH_GRAPH))
 		args.sequence = atomic_fetch_add(&kept->cache->sequence, 1) + 1;
 	CUresult error = submit(kept, stream, &args);
+	kept->broken = kept->broken || error;
+	kept->in_graphs = kept->in_graphs || flags & QS_HASH_GRAPH;
 	if (flags & QS_HASH_GRAPH)
 		return error;
 	if (!error)
@@ -147,8 +149,8 @@ void qs_work_give(struct qs_cache *cache, struct qs_work *work,
                   const struct qs_hash_outcome *outcome, uint64_t sequence)
 {
 	pthread_mutex_lock(&cache->lock);
-	work->outcome = outcome;
-	work->sequence = sequence;
-	work->taken = !outcome;
+	work->outcome = outcome ? outcome : cache->outcomes;
+	work->sequence = outcome ? sequence : UINT64_MAX;
+	work->taken = false;
 	pthread_mutex_unlock(&cache->lock);
 }

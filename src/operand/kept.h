@@ -3,8 +3,8 @@
  * cache.c      see cache.h
  * admission.c  qs_admission_consider qs_admission_done qs_admission_hopeless qs_admission_gone
  * check.c      qs_check_submit qs_check_hash qs_check_done qs_work_take qs_work_give
- * memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_drop qs_cache_sweep
- *              qs_kept_new qs_kept_free qs_kept_switch_off
+ * memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_freeing qs_cache_drop
+ *              qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
  *
  * Locks: a cache's is held for look-ups and changes of what it lists, never over a call of the
  * driver. A copy's is held while a check of it is submitted, so that what its fields say and what
@@ -58,8 +58,7 @@ struct qs_cache {
 	struct qs_kept *bucket[QS_CACHE_BUCKETS]; /* by hash of source and form              */
 	struct qs_kept *held;                     /* those in graphs that check before launch */
 	struct qs_kept *retired;                  /* dropped, memory not freed yet           */
-	size_t retiring;                          /* bytes of those                          */
-	bool wanting;                     /* a new copy found no memory: free what is retired */
+	bool wanting;                             /* a new copy was wanted: free what is retired */
 	uint64_t launches;                /* of graphs while there are any that hold copies */
 	_Atomic bool blind;               /* a write was found that was not seen     */
 	_Atomic bool reported;            /* a frozen copy was found old             */
@@ -103,17 +102,20 @@ struct qs_kept {
 	bool changed_since;      /* a change that the watch was not told of            */
 	bool misjudged;          /* the making found another content than admission    */
 	bool infinite;           /* the last check saw NaN or Inf                      */
+	bool in_graphs;          /* graphs check it when they run                      */
 	bool broken;             /* a check could not be submitted                     */
-	bool marked;             /* dropped: switched off, the event tells when idle   */
+	bool marked;             /* dropped: no use any more, the event tells when idle */
 
-	_Atomic int doubt;  /* uses that still verify, see cache.h                */
-	_Atomic int users;  /* between find and used; grows under the cache's lock */
-	_Atomic int graphs; /* that hold it                                       */
+	_Atomic int doubt;   /* uses that still verify, see cache.h                */
+	_Atomic int users;   /* between find and used; grows under the cache's lock */
+	_Atomic int graphs;  /* that hold it                                       */
+	_Atomic bool is_off; /* what switches it off has run                       */
 
 	struct qs_kept *next;      /* in its bucket or among the retired; cache's lock   */
 	struct qs_kept *next_held; /* the same                                           */
 	uint64_t turn;             /* of the cache, at the last use                      */
 	uint64_t checked_for;      /* number of the launch of a graph it was checked before last */
+	uint64_t looked_for;       /* the same, looked at before                         */
 	uint64_t switched_for;     /* the same, switched off before */
 	bool is_held, is_dropped;  /* listed in `held`; no longer in a bucket            */
 };
@@ -126,6 +128,8 @@ void qs_caches_forked(void);
 /* Head of the list that a copy would be in. Under the cache's lock. */
 struct qs_kept **qs_cache_bucket(struct qs_cache *cache, const struct qs_matrix *source,
                                  const struct qs_form *form);
+/* Bytes of retired copies that no graph holds. Under the cache's lock. */
+size_t qs_cache_freeing(const struct qs_cache *cache);
 /* Takes a copy out of the cache: nobody finds it any more, its memory is freed once nobody uses it.
  */
 void qs_cache_drop(struct qs_kept *kept);
@@ -160,8 +164,8 @@ CUresult qs_check_hash(struct qs_cache *cache, const struct qs_matrix *source,
 uint64_t qs_check_done(const struct qs_hash_outcome *outcome);
 /* Scratch for this stream, not capturing; NULL if all is in use. */
 struct qs_work *qs_work_take(struct qs_cache *cache, const struct qs_stream *stream);
-/* After the last check that uses it was submitted; it stays out of use if that failed (`outcome` is
- * NULL): what was submitted may still run. */
+/* After the last check that uses it was submitted. If that failed (`outcome` is NULL) only the same
+ * stream gets it again: what was submitted may still run. */
 void qs_work_give(struct qs_cache *cache, struct qs_work *work,
                   const struct qs_hash_outcome *outcome, uint64_t sequence);
 

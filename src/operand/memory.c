@@ -2,7 +2,7 @@
  * left to the program, and giving them back.
  *
  * A copy that is dropped is retired: nobody finds it any more, but products that were submitted may
- * still read it, and graphs may for ever. Its memory is freed when a new copy finds none: a use of
+ * still read it, and graphs may for ever. Its memory is freed when a new copy is wanted: a use of
  * the cache in a stream that is not capturing records an event, and one that finds this over, no
  * thread holding the copy and no graph either, frees. Streams other than that one may have used it
  * too: cuMemFree waits for all of the device, which is also why memory is not freed for its own
@@ -206,7 +206,6 @@ static void retire(struct qs_kept *kept)
 	kept->is_dropped = true;
 	kept->next = cache->retired;
 	cache->retired = kept;
-	cache->retiring += kept->bytes;
 	qs_counter_kept(kept->form->kind, -(int64_t)kept->bytes);
 }
 
@@ -232,12 +231,20 @@ static struct qs_kept *oldest(const struct qs_cache *cache, uint64_t distance)
 	return found && cache->turn - found->turn > 2 * distance + IDLE_TURNS ? found : NULL;
 }
 
+size_t qs_cache_freeing(const struct qs_cache *cache)
+{
+	size_t bytes = 0;
+	for (const struct qs_kept *kept = cache->retired; kept; kept = kept->next)
+		bytes += atomic_load(&kept->graphs) ? 0 : kept->bytes;
+	return bytes;
+}
+
 /* Retires copies until `bytes` will become free. */
 static void make_room(struct qs_cache *cache, size_t bytes, uint64_t distance)
 {
 	struct qs_kept *kept;
 	pthread_mutex_lock(&cache->lock);
-	while (distance && cache->retiring < bytes && (kept = oldest(cache, distance)))
+	while (distance && qs_cache_freeing(cache) < bytes && (kept = oldest(cache, distance)))
 		retire(kept);
 	cache->wanting = cache->retired;
 	pthread_mutex_unlock(&cache->lock);
@@ -257,6 +264,14 @@ static CUresult allocate_block(CUdeviceptr *base, size_t bytes)
 	return error;
 }
 
+/* A matrix that changes now and then would else leave a copy behind each time. */
+static void free_retired(struct qs_cache *cache)
+{
+	pthread_mutex_lock(&cache->lock);
+	cache->wanting = cache->retired;
+	pthread_mutex_unlock(&cache->lock);
+}
+
 static bool allocate(struct qs_kept *kept, uint64_t distance, enum qs_reason *why)
 {
 	struct qs_context *context = kept->cache->context;
@@ -270,8 +285,10 @@ static bool allocate(struct qs_kept *kept, uint64_t distance, enum qs_reason *wh
 	} else {
 		error = allocate_block(&kept->block, kept->bytes);
 	}
-	if (kept->block)
+	if (kept->block) {
+		free_retired(kept->cache);
 		return true;
+	}
 	atomic_fetch_sub(&context->taken, kept->bytes);
 	qs_message(QS_LOG_CACHE, "no %zu MiB for a weight on device %d: %s", kept->bytes >> 20,
 	           context->device, error ? qs_error_name(error) : "[cache] max_mib");
@@ -387,25 +404,12 @@ void qs_kept_free(struct qs_kept *kept)
 
 /* ---- giving back ---------------------------------------------------------------------------- */
 
-/* A graph that reads the descriptor computes from the source from now on. What was submitted to
- * this stream is over when the event is. Under the copy's lock. */
+/* What was submitted to this stream is over when the event is. Under the copy's lock, as all that
+ * follows up to is_over(). */
 static void mark(struct qs_kept *kept, const struct qs_stream *stream)
 {
-	const struct qs_driver *cu = qs_driver_get();
-	if (kept->marked)
-		return;
-	if (kept->descriptor)
-		cu->cuMemsetD32Async(kept->descriptor + 4 * kept->form->valid, 0, 1,
-		                     stream->handle);
-	kept->marked = !cu->cuEventRecord(kept->event, stream->handle);
-}
-
-void qs_kept_switch_off(struct qs_kept *kept, const struct qs_stream *stream)
-{
-	pthread_mutex_lock(&kept->lock);
-	mark(kept, stream);
-	qs_driver_get()->cuStreamWaitEvent(stream->handle, kept->event, 0);
-	pthread_mutex_unlock(&kept->lock);
+	if (!kept->marked)
+		kept->marked = !qs_driver_get()->cuEventRecord(kept->event, stream->handle);
 }
 
 static bool is_over(const struct qs_kept *kept)
@@ -414,6 +418,26 @@ static bool is_over(const struct qs_kept *kept)
 	CUresult error = qs_driver_get()->cuEventQuery(kept->event);
 	exchange(mode);
 	return !error;
+}
+
+/* No check comes after the last one, which may say that the copy is good, once it is over. */
+static bool is_last_check_over(const struct qs_kept *kept)
+{
+	return !kept->in_graphs && qs_check_done(kept->outcome) == kept->submitted;
+}
+
+/* Launch after launch, until it is known to have come after the last check: waiting for that could
+ * hold up a stream that has nothing to do with it. */
+void qs_kept_switch_off(struct qs_kept *kept, const struct qs_stream *stream)
+{
+	pthread_mutex_lock(&kept->lock);
+	const bool last = is_last_check_over(kept);
+	CUresult error = qs_driver_get()->cuMemsetD32Async(kept->descriptor + 4 * kept->form->valid,
+	                                                   0, 1, stream->handle);
+	if (!error && last)
+		mark(kept, stream);
+	atomic_store(&kept->is_off, kept->marked && is_over(kept));
+	pthread_mutex_unlock(&kept->lock);
 }
 
 /* Takes what nobody uses any more out of the list of the retired; the others are counted as used.
@@ -429,7 +453,6 @@ static struct qs_kept *take_idle(struct qs_cache *cache)
 			continue;
 		}
 		*link = kept->next;
-		cache->retiring -= kept->bytes;
 		kept->next = idle;
 		idle = kept;
 	}
@@ -442,7 +465,6 @@ static void put_back(struct qs_cache *cache, struct qs_kept *kept)
 	pthread_mutex_lock(&cache->lock);
 	kept->next = cache->retired;
 	cache->retired = kept;
-	cache->retiring += kept->bytes;
 	pthread_mutex_unlock(&cache->lock);
 }
 

@@ -491,11 +491,18 @@ void qs_watch_remove(struct qs_watch *watch)
 	pthread_mutex_unlock(&lock);
 }
 
+/* The child has one thread; another may have been changing the tables. One by one, as
+ * qs_watch_remove() does it, would take the child of a large program 25 ms. */
 void qs_track_forked(void)
 {
 	pthread_mutex_init(&lock, NULL);
 	for (size_t i = 0; i < QS_WATCHES_MAX; i++)
-		qs_watch_remove(watches[i].taken ? &watches[i] : NULL);
+		watches[i].taken = false;
+	atomic_store(&tables[0].count, 0);
+	atomic_store(&tables[1].count, 0);
+	atomic_fetch_add(&version, 1);
+	set_bounds(tables, 0);
+	atomic_store(&qs_watching, 0);
 }
 
 /* ---- our own kernels ---- */
@@ -574,7 +581,7 @@ void qs_track_shared(const void *first)
 	}
 	if (!kept)
 		atomic_store(&shared_overflow, true);
-	qs_track_gone(first, 0);
+	qs_track_gone(start ? (const void *)start : first, 0);
 }
 
 void qs_track_unshared(const void *first)

@@ -6,6 +6,7 @@
  * submission that was seen carries an address from which it could write there. What is not seen:
  *   - addresses that a kernel reads from device memory (NCCL's kernels are known by name, and make
  *     everything suspect);
+ *   - variables of a module (__device__), which its kernels write without an argument;
  *   - another address of the same memory (a second cuMemMap, multicast);
  *   - writers that are no submission: network cards and disks, the processor through a mapping of
  *     device memory, another process. Memory that the program shares with another process by IPC or

@@ -1,5 +1,6 @@
 /* A program that knows no driver: a plug-in in a local scope brings it ("epoch_plugin MODE"), or
- * there is none ("epoch_plugin features"), or a plug-in brings a stub of one ("epoch_plugin stub").
+ * there is none ("epoch_plugin features"), or a plug-in brings a stub of one ("epoch_plugin stub"),
+ * or a function that is only named like one of a driver ("epoch_plugin namesake").
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,12 +40,32 @@ static int features(void)
 	return 0;
 }
 
+typedef double namesake_function(double, double, long, long, long, long, long, long, long, long,
+                                 long, long, long, long, long, long, long);
+
+/* The test library's reason not to trust the epoch, if it is preloaded. */
+static const char *doubt(void)
+{
+	const char *(*ask)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "qs_test_doubt");
+	return ask ? ask() : "no library";
+}
+
+static int namesake(void)
+{
+	namesake_function *function = (namesake_function *)find("libstub.so", "cuLaunchNamesake");
+	printf("%.1f, ", function(0.5, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 160, 170));
+	printf("%s\n", doubt());
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2)
 		return EXIT_FAILURE;
 	if (!strcmp(argv[1], "features"))
 		return features();
+	if (!strcmp(argv[1], "namesake"))
+		return namesake();
 	if (!strcmp(argv[1], "stub"))
 		return ((int (*)(void))find("libstub.so", "stub_main"))();
 	return ((int (*)(const char *))find("libepoch.so", "epoch_main"))(argv[1]);

@@ -3,6 +3,7 @@
  * more than there are thunks. */
 #include "tests/intercept/recorder.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ static _Thread_local struct record last;
 static void (*during)(void);
 static int forced = -1;
 static size_t parameters;
+static word allocation, allocation_bytes;
 
 static int record(const char *name, int status, const word *arguments)
 {
@@ -96,6 +98,27 @@ int cuFuncGetName(const char **name, void *function)
 {
 	(void)function;
 	*name = "kernel";
+	return 0;
+}
+
+void recorder_set_allocation(word first, word bytes)
+{
+	allocation = first;
+	allocation_bytes = bytes;
+}
+
+#define LEAST_ADDRESS (1 << 24) /* sizes and offsets are less */
+#define RANGE_START   11        /* CU_POINTER_ATTRIBUTE_RANGE_START_ADDR */
+
+RECORDER_EXPORT int cuPointerGetAttribute(void *data, int attribute, word pointer);
+
+int cuPointerGetAttribute(void *data, int attribute, word pointer)
+{
+	const bool inside = pointer - allocation < allocation_bytes;
+	if (pointer < LEAST_ADDRESS)
+		return INVALID_VALUE;
+	if (attribute == RANGE_START)
+		*(word *)data = inside ? allocation : pointer;
 	return 0;
 }
 

@@ -48,6 +48,9 @@ RECORDER_EXPORT driver_function *recorder_answer(const char *name, int version, 
 RECORDER_EXPORT void recorder_set_status(int status);
 /* Functions have so many parameters of eight bytes from now on; 0 = that is not told. */
 RECORDER_EXPORT void recorder_set_parameters(int count);
+/* Addresses in [first, first + bytes) are of one allocation from now on, all others of their own.
+ */
+RECORDER_EXPORT void recorder_set_allocation(word first, word bytes);
 /* Called inside every call while set. */
 RECORDER_EXPORT void recorder_set_during(void (*during)(void));
 

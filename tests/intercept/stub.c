@@ -8,6 +8,9 @@
 
 __attribute__((visibility("default"))) driver_function cuLaunchKernel;
 __attribute__((visibility("default"))) int stub_main(void);
+__attribute__((visibility("default"))) double cuLaunchNamesake(double, double, long, long, long,
+                                                               long, long, long, long, long, long,
+                                                               long, long, long, long, long, long);
 
 #define NO_DRIVER 303
 
@@ -18,6 +21,13 @@ int cuLaunchKernel(word a, word b, word c, word d, word e, word f, word g, word 
 	driver_function *real = driver ? (driver_function *)dlsym(driver, "cuLaunchKernel") : NULL;
 	printf("stub %lu %lu\n", (unsigned long)a, (unsigned long)l);
 	return real ? real(a, b, c, d, e, f, g, h, i, j, k, l, m, n) : NO_DRIVER;
+}
+
+/* No function of the driver, only a name like one, and not called as those are. */
+double cuLaunchNamesake(double a, double b, long c, long d, long e, long f, long g, long h, long i,
+                        long j, long k, long l, long m, long n, long o, long p, long q)
+{
+	return a + 2 * b + (double)(c + d + e + f + g + h + i + j + k + l + m + n + o + p * q);
 }
 
 /* The call goes through the dynamic linker; so does the look-up. */

@@ -109,6 +109,15 @@ START_TEST(a_stub_of_the_driver_is_reached_by_its_own_library)
 }
 END_TEST
 
+START_TEST(a_namesake_in_another_library_is_left_alone)
+{
+	start(&bare, NULL, "epoch_plugin", "namesake");
+	ck_assert_str_eq(bare.out, "27321.5, no library\n");
+	says("epoch_plugin", "namesake",
+	     "27321.5, a function named like the driver's was found elsewhere\n");
+}
+END_TEST
+
 /* ---- when ---- */
 
 START_TEST(a_submission_counts_once_it_is_made)
@@ -256,6 +265,7 @@ static void add_routes(TCase *tcase)
 	tcase_add_loop_test(tcase, answers_and_arguments_are_as_without_us, 0, PROGRAMS);
 	tcase_add_test(tcase, programs_without_a_driver_are_told_that_there_is_none);
 	tcase_add_test(tcase, a_stub_of_the_driver_is_reached_by_its_own_library);
+	tcase_add_test(tcase, a_namesake_in_another_library_is_left_alone);
 	tcase_add_loop_test(tcase, a_submission_counts_once_it_is_made, 0, PROGRAMS);
 	tcase_add_loop_test(tcase, threads_lose_no_count, 0, PROGRAMS);
 }

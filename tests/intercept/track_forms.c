@@ -6,11 +6,14 @@
 #undef cuGetProcAddress /* the forms of cuda.h are not the recorder's */
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "intercept/submissions.h"
 #include "operand/track.h"
@@ -28,6 +31,7 @@ typedef int ask(const char *name, function **found, int version, uint64_t flags,
 #define ALL   0xffffu
 
 static struct qs_watch *page[PAGES];
+static __typeof__(qs_test_watch) *watch;
 static __typeof__(qs_test_watch_in) *watch_in;
 static __typeof__(qs_test_unwatch) *unwatch;
 static __typeof__(qs_test_state) *state;
@@ -36,6 +40,7 @@ static __typeof__(qs_test_begin) *begin;
 static __typeof__(qs_test_end) *end;
 static void (*set_status)(int status);
 static void (*set_during)(void (*during)(void));
+static void (*set_parameters)(int count);
 static ask *ask_driver;
 
 static void *find(void *handle, const char *name)
@@ -60,6 +65,7 @@ static void watch_page(int i)
 
 static void set_up(void)
 {
+	watch = (__typeof__(watch))find(RTLD_DEFAULT, "qs_test_watch");
 	watch_in = (__typeof__(watch_in))find(RTLD_DEFAULT, "qs_test_watch_in");
 	unwatch = (__typeof__(unwatch))find(RTLD_DEFAULT, "qs_test_unwatch");
 	state = (__typeof__(state))find(RTLD_DEFAULT, "qs_test_state");
@@ -68,6 +74,7 @@ static void set_up(void)
 	end = (__typeof__(end))find(RTLD_DEFAULT, "qs_test_end");
 	set_status = (__typeof__(set_status))find(driver(), "recorder_set_status");
 	set_during = (__typeof__(set_during))find(driver(), "recorder_set_during");
+	set_parameters = (__typeof__(set_parameters))find(driver(), "recorder_set_parameters");
 	ask_driver = (ask *)find(driver(), "cuGetProcAddress_v2");
 	set_status(0);
 }
@@ -130,6 +137,7 @@ static CUstreamBatchMemOpParams operations[3];
 static CUdeviceptr imported = TO(4);
 static CUgraphExec exec = (CUgraphExec)0x10;
 static CUlaunchConfig config;
+static CUDA_GRAPH_INSTANTIATE_PARAMS instantiate;
 
 #if CUDA_VERSION >= 12080
 static CUDA_MEMCPY3D_BATCH_OP batch_3d[2];
@@ -238,6 +246,7 @@ static const struct row {
         {"cuMulticastBindMem", {1, 0, 2}, ALL, 0, 0},
         {"cuMulticastUnbind", {1, 0}, ALL, 0, 0},
         {"cuMulticastBindAddr", {1, 0, P(6)}, 0, BITS(6, 6), FAILS},
+        {"cuMulticastBindAddr_v2", {1, 0, 0x200000, P(6), 0x200000}, 0, BITS(6, 6), FAILS},
         {"cuCtxDestroy", {1}, 0, ALL, FAILS},
         {"cuCtxDetach", {1}, 0, ALL, FAILS},
         {"cuDevicePrimaryCtxReset", {0}, 0, ALL, FAILS},
@@ -254,7 +263,7 @@ static const struct row {
         {"cuLibraryUnload", {P(2)}, 0, 0, FAILS},
         {"cuGraphInstantiate", {(word)&exec, 0x20}, 0, 0, 0},
         {"cuGraphInstantiateWithFlags", {(word)&exec, 0x20}, 0, 0, 0},
-        {"cuGraphInstantiateWithParams", {(word)&exec, 0x20}, 0, 0, 0},
+        {"cuGraphInstantiateWithParams", {(word)&exec, 0x20, (word)&instantiate}, 0, 0, 0},
         {"cuGraphExecUpdate", {0x10, 0x20}, 0, 0, FAILS},
         {"cuGraphExecDestroy", {0x10}, 0, 0, FAILS},
         {"cuGraphExecKernelNodeSetParams", {0x10}, 0, 0, FAILS},
@@ -341,7 +350,7 @@ static int by_name(void)
 		char base[96];
 		bool versioned;
 		split(names[i], base, &versioned);
-		const struct row *row = row_of(base);
+		const struct row *own = row_of(names[i]), *row = own ? own : row_of(base);
 		if (!row) {
 			printf("%s: no row\n", names[i]);
 			wrong++;
@@ -467,6 +476,136 @@ static int late(void)
 	return say("late", 2, first != QS_WATCH_SUSPECT || state(page[0]) != QS_WATCH_CLEAN);
 }
 
+/* Whoever shares an address shares all memory around it. */
+static int shared(void)
+{
+	void (*set_allocation)(word, word) =
+	        (void (*)(word, word))find(driver(), "recorder_set_allocation");
+	const word handle[2] = {0};
+	set_allocation(P(2), 4 * PAGE);
+	for (size_t i = 2; i < 6; i++) {
+		unwatch(page[i]);
+		page[i] = watch(P(i), (size_t)PAGE);
+	}
+	call((function *)find(driver(), "cuIpcGetMemHandle"),
+	     (const word[WORDS]){(word)handle, P(4)});
+	unsigned gone = pages_in(QS_WATCH_GONE);
+	bool later = watch(P(3), 1) || !watch(P(8), 1);
+	return say("shared", 2, (size_t)(gone != BITS(2, 5)) + later);
+}
+
+/* ---- what another thread can see before a call has returned ---- */
+
+static unsigned gone_during;
+
+static void look(void)
+{
+	gone_during = pages_in(QS_WATCH_GONE);
+}
+
+/* Memory that is about to go is gone before the driver gives it to somebody else. */
+static int ended(void)
+{
+	static const char *const ending[] = {"cuMemFree",
+	                                     "cuMemFreeAsync",
+	                                     "cuMemMap",
+	                                     "cuMemUnmap",
+	                                     "cuMemSetAccess",
+	                                     "cuGraphicsMapResources",
+	                                     "cuGraphicsUnmapResources",
+	                                     "cuIpcCloseMemHandle",
+	                                     "cuCtxDestroy",
+	                                     "cuCtxDetach",
+	                                     "cuDevicePrimaryCtxReset"};
+	const size_t count = sizeof ending / sizeof *ending;
+	size_t wrong = 0;
+	set_during(look);
+	for (size_t i = 0; i < count; i++) {
+		const struct row *row = row_of(ending[i]);
+		function *found = NULL;
+		wrong += ask_driver(ending[i], &found, 13000, 0, NULL) != 0;
+		call(found, row->argument);
+		if (gone_during != row->gone)
+			wrong++, printf("%s: gone %x during it\n", ending[i], gone_during);
+		restore();
+	}
+	return say("ended", count, wrong);
+}
+
+static function *launch_again;
+
+/* A launch of the function with fewer parameters that another thread got under the old handle. */
+static void launch_another(void)
+{
+	static uint64_t argument;
+	static const word params[2] = {(word)&argument, 1}; /* no address */
+	set_during(NULL);
+	set_parameters(1);
+	call(launch_again, (const word[WORDS]){0x40, 1, 1, 1, 1, 1, 1, 0, 1, (word)params});
+}
+
+/* How an unloaded function took its arguments is not how the next one under its handle does. */
+static int reused(void)
+{
+	static const char *const unloading[] = {"cuModuleUnload", "cuLibraryUnload",
+	                                        "cuCtxDestroy_v2", "cuCtxDetach",
+	                                        "cuDevicePrimaryCtxReset_v2"};
+	const size_t count = sizeof unloading / sizeof *unloading;
+	static uint64_t argument;
+	static const word params[2] = {(word)&argument, (word)&argument};
+	launch_again = (function *)find(driver(), "cuLaunchKernel");
+	for (size_t i = 0; i < count; i++) {
+		function *unload = (function *)find(driver(), unloading[i]);
+		set_parameters(2);
+		call(launch_again, (const word[WORDS]){0x40, 1, 1, 1, 1, 1, 1, 0, 1, (word)params});
+		set_during(launch_another);
+		call(unload, (const word[WORDS]){1});
+		restore();
+	}
+	return say("reused", count, 0);
+}
+
+/* ---- fork ---- */
+
+#define FORKS 300
+
+static _Atomic bool stop;
+
+static void *launch_graphs(void *launch)
+{
+	while (!stop)
+		call((function *)launch, row_of("cuGraphLaunch")->argument);
+	return NULL;
+}
+
+/* True if the child, which has one thread, is done in time. */
+static bool child_ends(function *destroy)
+{
+	int status = -1;
+	pid_t child = fork();
+	if (!child) {
+		alarm(20);
+		call(destroy, row_of("cuGraphExecDestroy")->argument);
+		_exit(0);
+	}
+	return child > 0 && waitpid(child, &status, 0) == child && !status;
+}
+
+/* A child of a process that made no product destroys its graphs, as it may at its exit, whatever
+ * the parent's threads were at. */
+static int forked(void)
+{
+	pthread_t thread;
+	bool good = true;
+	function *destroy = (function *)find(driver(), "cuGraphExecDestroy");
+	pthread_create(&thread, NULL, launch_graphs, find(driver(), "cuGraphLaunch"));
+	for (int i = 0; i < FORKS && good; i++)
+		good = child_ends(destroy);
+	stop = true;
+	pthread_join(thread, NULL);
+	return say("forked", 1, !good);
+}
+
 /* ---- cost ---- */
 
 #define PARAMETERS 16
@@ -507,7 +646,6 @@ static void watch_many(void)
 static int cost(void)
 {
 	function *launch = (function *)find(driver(), "cuLaunchKernel");
-	void (*set_parameters)(int) = (void (*)(int))find(driver(), "recorder_set_parameters");
 	uint64_t far[PARAMETERS], near[PARAMETERS], hit[PARAMETERS];
 	for (int i = 0; i < PARAMETERS; i++) {
 		far[i] = (uint64_t)i;
@@ -531,8 +669,10 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		int (*run)(void);
-	} modes[] = {{"name", by_name},  {"ask", by_ask}, {"unknown", unknown}, {"failed", failed},
-	             {"inside", inside}, {"late", late},  {"cost", cost}};
+	} modes[] = {{"name", by_name},  {"ask", by_ask},    {"unknown", unknown},
+	             {"failed", failed}, {"inside", inside}, {"late", late},
+	             {"shared", shared}, {"ended", ended},   {"reused", reused},
+	             {"forked", forked}, {"cost", cost}};
 	set_up();
 	fill_structs();
 	for (int i = 0; i < PAGES; i++)

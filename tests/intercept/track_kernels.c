@@ -424,9 +424,9 @@ static void captured_graphs(void)
 
 static CUDA_KERNEL_NODE_PARAMS node_params(CUdeviceptr *target)
 {
-	static uint32_t value = 7;
-	static uint64_t count = WORDS;
-	static void *params[3];
+	static __thread uint32_t value = 7;
+	static __thread uint64_t count = WORDS;
+	static __thread void *params[3];
 	params[0] = target;
 	params[1] = &value;
 	params[2] = &count;
@@ -541,6 +541,33 @@ static void graphs_destroyed(void)
 		MUST(cuStreamSynchronize(stream));
 		MUST(cuGraphExecDestroy(exec));
 	}
+}
+
+/* A kernel in a graph may launch any graph that was made for that. */
+static void made_for_kernels(bool by_params)
+{
+	CUgraphExec exec = instantiate(graph_of_fill(scratch())), made;
+	CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
+	MUST(cuGraphInstantiateWithParams(&made, graph_of_fill(weight), &params));
+	launch_graph(exec);
+	CHECK(clean());
+	params.flags = CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+	if (by_params)
+		MUST(cuGraphInstantiateWithParams(&made, graph_of_fill(weight), &params));
+	else
+		MUST(cuGraphInstantiate(&made, graph_of_fill(weight), params.flags));
+	launch_graph(exec);
+	CHECK(everything());
+}
+
+static void graphs_launched_by_kernels(void)
+{
+	made_for_kernels(false);
+}
+
+static void graphs_launched_by_kernels_by_parameters(void)
+{
+	made_for_kernels(true);
 }
 
 /* The executable is destroyed by a form of the function that is not known: no record holds. */
@@ -888,6 +915,8 @@ int main(int argc, char **argv)
 	        SCENE(graphs_updated),
 	        SCENE(graphs_edited),
 	        SCENE(graphs_destroyed),
+	        SCENE(graphs_launched_by_kernels),
+	        SCENE(graphs_launched_by_kernels_by_parameters),
 	        SCENE(graphs_destroyed_out_of_sight),
 	        SCENE(graphs_older_than_any_watch),
 	        SCENE(memory_of_graphs),

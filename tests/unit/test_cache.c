@@ -1279,7 +1279,7 @@ static struct recorded capture(struct weight *w, const struct qs_form *form, boo
 /* As the hooks have it; what the replay saw is compared with the weight as it is meant now. */
 static void replay(struct recorded r, const struct weight *w)
 {
-	qs_kept_before_graph(stream);
+	qs_kept_before_graph(r.exec, stream);
 	ck_cuda(cu.cuGraphLaunch(r.exec, stream));
 	synchronise();
 	memcpy(results[0]->meant, w->now, sizeof w->now);
@@ -1357,7 +1357,7 @@ START_TEST(replays_beside_eager_uses)
 		cu.set("seed", seed);
 		rewrite(w);
 		order(stream, other);
-		qs_kept_before_graph(other);
+		qs_kept_before_graph(r.exec, other);
 		ck_cuda(cu.cuGraphLaunch(r.exec, other));
 		memcpy(replayed->meant, w->now, sizeof w->now);
 		result_count = 0;
@@ -1410,7 +1410,8 @@ START_TEST(a_dropped_copy_is_switched_off_under_a_live_graph)
 		synchronise();
 	}
 	context->limit = context->taken;
-	for (int i = 0; i < 100; i++) {
+	for (int i = 0; i < 100; i++) { /* its new copy is not idle */
+		use_exact(w);
 		ck_assert(!use(other));
 		synchronise();
 	}
@@ -1419,8 +1420,10 @@ START_TEST(a_dropped_copy_is_switched_off_under_a_live_graph)
 	replay(r, w);
 	destroy(r);
 	int uses = 0;
-	while (!use(other) && ++uses < 200)
+	while (!use(other) && ++uses < 200) {
 		synchronise();
+		use_exact(w);
+	}
 	ck_assert_int_lt(uses, 100);
 	ck_assert_int_eq(cu.get("frees"), frees + 1);
 }
@@ -1465,7 +1468,7 @@ START_TEST(a_graph_alone_is_audited_too)
 	draw(w);
 	submit_write(w, stream); /* nobody tells */
 	for (int i = 0; i < 10; i++) {
-		qs_kept_before_graph(stream);
+		qs_kept_before_graph(r.exec, stream);
 		ck_cuda(cu.cuGraphLaunch(r.exec, stream));
 	}
 	replay(r, w);
@@ -1520,7 +1523,7 @@ START_TEST(a_graph_is_not_held_up_by_clean_weights)
 	ck_assert_int_eq(hashes(), 0);
 	destroy(r);
 	qs_track_everything();
-	qs_kept_before_graph(stream);
+	qs_kept_before_graph(NULL, stream);
 	ck_assert_int_eq(hashes(), 0); /* no graph holds it any more */
 }
 END_TEST
@@ -1742,7 +1745,7 @@ START_TEST(a_forked_child_forgets)
 	destroy(capture(w, &qs_form_fp8, true));
 	qs_kept_forked();
 	qs_context_forked();
-	qs_kept_before_graph(stream);
+	qs_kept_before_graph(NULL, stream);
 	enum qs_reason reason;
 	ck_assert_ptr_null(qs_context_current(&options, false, &reason));
 }
