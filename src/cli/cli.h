@@ -1,7 +1,8 @@
 /* cli/: the qshim command. Each file is one subcommand, `int qs_cli_<name>(int argc, char **argv)`,
- * argv[0] being the subcommand; the value is the exit status (2 = usage).
+ * argv[0] being the subcommand; the value is the exit status. For QS_EXIT_USAGE main.c shows the
+ * usage of the subcommand, after whatever it has said itself.
  *
- * main.c     the table of subcommands
+ * main.c     the table of subcommands, help and usage
  * run.c      qs_cli_run: start a program under the preload
  * policy.c   qs_cli_policy: check and show policies
  * reasons.c  qs_cli_reasons: the reason codes as text or Markdown

@@ -2,6 +2,7 @@
  * alone; it finds the library, checks a policy before a long run, and explains reason codes. */
 #include "cli/cli.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,23 +12,60 @@
 struct command {
 	const char *name;
 	int (*run)(int argc, char **argv);
-	const char *usage;
+	const char *usage; /* its arguments                  */
+	const char *help;  /* what it does, in lines of text */
 };
 
 static const struct command commands[] = {
-        {"run", qs_cli_run, "run [-p POLICY] [-o DIR] [-m MODE] [-q] [--] COMMAND [ARGUMENT...]"},
-        {"policy", qs_cli_policy, "policy check|show [FILE|PRESET]"},
-        {"reasons", qs_cli_reasons, "reasons [--markdown]"},
+        {"run", qs_cli_run, "[-p POLICY] [-o DIR] [-m MODE] [-q] [--] COMMAND [ARGUMENT...]",
+         "    starts a program with the library preloaded\n"
+         "    -p, --policy  a file or a preset; the program is not started if it is wrong\n"
+         "    -o, --out     folder for the decision log and the counters\n"
+         "    -m, --mode    on, observe, shadow or off\n"
+         "    -q, --quiet   do not announce lower precision\n"},
+        {"policy", qs_cli_policy, "check|show [FILE|PRESET]",
+         "    check reports what is wrong; show prints all settings, the keys a rule may have\n"
+         "    and the rules (default: what QSHIM_POLICY and QSHIM_SET say)\n"},
+        {"reasons", qs_cli_reasons, "[--markdown]",
+         "    the reason codes of decisions, and what to do about each\n"},
 };
 
 #define COMMAND_COUNT (sizeof commands / sizeof *commands)
 
+static void usage_of(const struct command *command, FILE *to)
+{
+	fprintf(to, "usage: qshim %s %s\n", command->name, command->usage);
+}
+
 static void usage(FILE *to)
 {
-	fputs("usage:\n", to);
-	for (size_t i = 0; i < COMMAND_COUNT; i++)
-		fprintf(to, "  qshim %s\n", commands[i].usage);
-	fputs("  qshim --version\n", to);
+	for (size_t i = 0; i < COMMAND_COUNT; i++) {
+		usage_of(&commands[i], to);
+		fputs(commands[i].help, to);
+	}
+	fputs("usage: qshim --help | --version\n", to);
+	const char *name;
+	for (int i = 0; (name = qs_preset_name(i)); i++)
+		fprintf(to, "%s%s", i ? ", " : "presets: ", name);
+	fputs("\n", to);
+}
+
+static bool asks_for_help(const char *word)
+{
+	return !strcmp(word, "--help") || !strcmp(word, "-h");
+}
+
+static int run(const struct command *command, int argc, char **argv)
+{
+	if (argc > 1 && asks_for_help(argv[1])) {
+		usage_of(command, stdout);
+		fputs(command->help, stdout);
+		return 0;
+	}
+	int status = command->run(argc, argv);
+	if (status == QS_EXIT_USAGE)
+		usage_of(command, stderr);
+	return status;
 }
 
 static int unknown(const char *word)
@@ -36,9 +74,8 @@ static int unknown(const char *word)
 	for (size_t i = 0; i < COMMAND_COUNT; i++)
 		words[i] = commands[i].name;
 	const char *near = qs_nearest(word, words, COMMAND_COUNT);
-	fprintf(stderr, "qshim: unknown command '%s'%s%s%s\n", word, near ? "; did you mean '" : "",
-	        near ? near : "", near ? "'?" : "");
-	usage(stderr);
+	fprintf(stderr, "qshim: unknown command '%s'%s%s%s (qshim --help lists them)\n", word,
+	        near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 	return QS_EXIT_USAGE;
 }
 
@@ -48,7 +85,7 @@ int main(int argc, char **argv)
 		usage(stderr);
 		return QS_EXIT_USAGE;
 	}
-	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+	if (asks_for_help(argv[1]) || !strcmp(argv[1], "help")) {
 		usage(stdout);
 		return 0;
 	}
@@ -58,6 +95,6 @@ int main(int argc, char **argv)
 	}
 	for (size_t i = 0; i < COMMAND_COUNT; i++)
 		if (!strcmp(argv[1], commands[i].name))
-			return commands[i].run(argc - 1, argv + 1);
+			return run(&commands[i], argc - 1, argv + 1);
 	return unknown(argv[1]);
 }

@@ -7,12 +7,6 @@
 
 #include "policy/policy.h"
 
-static int usage(void)
-{
-	fputs("usage: qshim policy check|show [FILE|PRESET]\n", stderr);
-	return QS_EXIT_USAGE;
-}
-
 static int show(const struct qs_policy *policy)
 {
 	size_t size = qs_policy_show(policy, NULL, 0) + 1;
@@ -25,10 +19,17 @@ static int show(const struct qs_policy *policy)
 	return 0;
 }
 
+static void report(const struct qs_policy *policy)
+{
+	int rules = qs_policy_rule_count(policy);
+	printf("%s: ok, %d rule%s and [default]\n", qs_policy_name(policy), rules,
+	       rules == 1 ? "" : "s");
+}
+
 int qs_cli_policy(int argc, char **argv)
 {
 	if (argc < 2 || argc > 3 || (strcmp(argv[1], "check") && strcmp(argv[1], "show")))
-		return usage();
+		return QS_EXIT_USAGE;
 	if (argc == 3 && setenv("QSHIM_POLICY", argv[2], 1))
 		return 1;
 	unsetenv("QSHIM"); /* off would read nothing */
@@ -41,7 +42,7 @@ int qs_cli_policy(int argc, char **argv)
 	if (!strcmp(argv[1], "show"))
 		status = show(policy);
 	else
-		printf("policy ok: %d rules\n", qs_policy_rule_count(policy));
+		report(policy);
 	qs_policy_free(policy);
 	return status;
 }

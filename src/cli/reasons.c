@@ -14,7 +14,6 @@ int qs_cli_reasons(int argc, char **argv)
 		puts("| code | what happened | what to do |\n| --- | --- | --- |");
 		format = "| `%s` | %s | %s |\n";
 	} else if (argc != 1) {
-		fputs("usage: qshim reasons [--markdown]\n", stderr);
 		return QS_EXIT_USAGE;
 	}
 	for (int reason = 0; reason < QS_REASON_COUNT; reason++)

@@ -1,15 +1,24 @@
 /* qshim run: puts the library first in LD_PRELOAD, keeping what is there, and becomes the command,
- * so that its process id, signals and exit status are the program's own. */
+ * so that its process id, signals and exit status are the program's own.
+ *
+ * The library passes everything where it cannot use a policy, which a long run would show only when
+ * it has ended; so what -p and -m name is looked at first, and the program not started if it is
+ * wrong. What the environment says is left to the library. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "policy/policy.h"
+
+#define EXIT_NOT_STARTED 125 /* as of env(1): a failure of this command, not of the program */
 
 /* Where the library may be, seen from the folder of the command: a build tree, an installation. */
 static const char *const places[] = {"libqshim.so", "../lib/libqshim.so.0"};
@@ -42,16 +51,34 @@ static int preload(const char *library)
 	return failed;
 }
 
-static int usage(void)
+static char *policy_variable(const char *name)
 {
-	fputs("usage: qshim run [-p POLICY] [-o DIR] [-m on|observe|shadow|off] [-q] [--] "
-	      "COMMAND [ARGUMENT...]\n",
-	      stderr);
-	return QS_EXIT_USAGE;
+	bool chosen = !strcmp(name, "QSHIM_POLICY") || !strcmp(name, "QSHIM_SET");
+	return chosen ? getenv(name) : NULL;
 }
 
-/* Options to environment variables; -1 on a usage error. */
-static int apply_options(int argc, char **argv)
+/* Reads the policy as the library will, which says what is wrong. */
+static bool policy_is_good(void)
+{
+	struct qs_policy *policy = qs_policy_load(policy_variable);
+	bool good = !qs_policy_broken(policy);
+	qs_policy_free(policy);
+	return good;
+}
+
+static bool mode_is_good(const char *word)
+{
+	char why[QS_WHY];
+	struct qs_options options;
+	qs_options_default(&options);
+	if (qs_option_set(&options, qs_option_at(qs_option_find("qshim", "mode")), word, why))
+		return true;
+	fprintf(stderr, "qshim: mode '%s': %s\n", word, why);
+	return false;
+}
+
+/* Options to environment variables, and whether a policy was among them; -1 on a usage error. */
+static int apply_options(int argc, char **argv, bool *policy)
 {
 	static const struct option options[] = {
 	        {"policy", required_argument, NULL, 'p'},
@@ -61,14 +88,17 @@ static int apply_options(int argc, char **argv)
 	        {0},
 	};
 	int option;
+	argv[0] = "qshim run"; /* begins getopt's messages */
 	while ((option = getopt_long(argc, argv, "+p:o:m:q", options, NULL)) != -1) {
 		const char *name = option == 'p'   ? "QSHIM_POLICY"
 		                   : option == 'o' ? "QSHIM_OUT"
 		                   : option == 'm' ? "QSHIM"
 		                   : option == 'q' ? "QSHIM_QUIET"
 		                                   : NULL;
-		if (!name || setenv(name, optarg ? optarg : "1", 1))
+		if (!name || (option == 'm' && !mode_is_good(optarg)) ||
+		    setenv(name, optarg ? optarg : "1", 1))
 			return -1;
+		*policy = *policy || option == 'p';
 	}
 	return 0;
 }
@@ -76,10 +106,12 @@ static int apply_options(int argc, char **argv)
 int qs_cli_run(int argc, char **argv)
 {
 	char library[PATH_MAX];
-	if (apply_options(argc, argv) || optind >= argc)
-		return usage();
-	if (find_library(library, sizeof library) || preload(library))
-		return 125;
+	bool policy = false;
+	if (apply_options(argc, argv, &policy) || optind >= argc)
+		return QS_EXIT_USAGE;
+	if ((policy && !policy_is_good()) || find_library(library, sizeof library) ||
+	    preload(library))
+		return EXIT_NOT_STARTED;
 	execvp(argv[optind], &argv[optind]);
 	int status = errno == ENOENT ? 127 : 126;
 	fprintf(stderr, "qshim: cannot run '%s': %s\n", argv[optind], strerror(errno));

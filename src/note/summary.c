@@ -205,8 +205,8 @@ static const char *notice_of(enum qs_action action)
 {
 	switch (action) {
 	case QS_ACTION_FP8:
-		return "qshim: bf16 products run in fp8 where predicted faster; QSHIM=off "
-		       "disables, QSHIM_QUIET=1 hides this line\n";
+		return "qshim: bf16 products run in fp8 where faster or where the policy says so; "
+		       "QSHIM=off disables, QSHIM_QUIET=1 hides this line\n";
 	case QS_ACTION_NF4:
 		return "qshim: bf16 products run with NF4 weights where the policy says so; "
 		       "QSHIM=off disables, QSHIM_QUIET=1 hides this line\n";

@@ -149,27 +149,31 @@ static bool load_file(struct qs_policy *policy, const char *path)
 	return good;
 }
 
+static bool preset_unknown(const char *name)
+{
+	const char *names[16];
+	char list[256] = "";
+	size_t count = 0;
+	for (; count < 16 && (names[count] = qs_preset_name((int)count)); count++) {
+		size_t used = strlen(list);
+		snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", names[count]);
+	}
+	const char *nearest = qs_nearest(name, names, count);
+	qs_message(QS_LOG_WARN,
+	           "QSHIM_POLICY=%.100s: neither a preset (%s) nor a file, whose name has a '/' or "
+	           "ends in '.ini'%s%s%s (policy not used)",
+	           name, list, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+	           nearest ? "'?" : "");
+	return false;
+}
+
 static bool load_preset(struct qs_policy *policy, const char *name)
 {
 	size_t length;
 	const char *text = qs_preset_text(name, &length);
 	snprintf(policy->name, sizeof policy->name, "preset %s", name);
 	policy->preset = true;
-	if (text)
-		return qs_ini_file(policy, text, length);
-	const char *names[16];
-	size_t count = 0;
-	while (count < 16 && qs_preset_name((int)count)) {
-		names[count] = qs_preset_name((int)count);
-		count++;
-	}
-	const char *nearest = qs_nearest(name, names, count);
-	qs_message(QS_LOG_WARN,
-	           "QSHIM_POLICY=%.100s: no such preset%s%s%s; a file needs a '/' or '.ini' in its "
-	           "name (policy not used)",
-	           name, nearest ? "; did you mean '" : "", nearest ? nearest : "",
-	           nearest ? "'?" : "");
-	return false;
+	return text ? qs_ini_file(policy, text, length) : preset_unknown(name);
 }
 
 static bool is_path(const char *text)

@@ -1,4 +1,5 @@
-/* Writes a policy as the ini text that would give it: options with their help, rules as written.
+/* Writes a policy as the ini text that would give it: options and keys with their help, rules as
+ * written.
  *
  * The text reads back as the same policy, so lines are kept as short as the reader wants them.
  */
@@ -50,6 +51,19 @@ static void add_options(struct sheet *sheet, const struct qs_options *options)
 	}
 }
 
+/* For the reader of the text only: what may stand in a rule. */
+static void add_rule_keys(struct sheet *sheet)
+{
+	add(sheet,
+	    "\n; The first [rule NAME] whose keys all match decides; [default] takes the rest.\n"
+	    "; A key about something that is not known matches nothing.\n"
+	    "; ranges: a..b, a.., ..b or a; %%d for divisible by d; !a for not a\n"
+	    "; patterns: globs, or re: and a regular expression; !pattern for not\n");
+	for (int key = 0; key < QS_RULE_KEYS; key++)
+		add(sheet, ";%s %-8s  %s\n", key < QS_CONDITIONS ? "" : " ->",
+		    qs_rule_keys[key].name, qs_rule_keys[key].help);
+}
+
 static void add_rule(struct sheet *sheet, const struct qs_rule *rule)
 {
 	for (int key = 0; key < QS_RULE_KEYS; key++) {
@@ -66,6 +80,7 @@ size_t qs_policy_show(const struct qs_policy *policy, char *text, size_t size)
 {
 	struct sheet sheet = {text, size, 0};
 	add_options(&sheet, &policy->options);
+	add_rule_keys(&sheet);
 	for (int i = 0; i < policy->count; i++) {
 		add(&sheet, "\n[rule %s]\n", policy->rules[i].name);
 		add_rule(&sheet, &policy->rules[i]);

@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #define NOTICE_FP8                                                                                 \
-	"qshim: bf16 products run in fp8 where predicted faster; QSHIM=off disables, "             \
-	"QSHIM_QUIET=1 hides this line\n"
+	"qshim: bf16 products run in fp8 where faster or where the policy says so; QSHIM=off "     \
+	"disables, QSHIM_QUIET=1 hides this line\n"
 
 static struct qs_options started; /* by start() */
 

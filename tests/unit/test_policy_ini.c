@@ -445,8 +445,9 @@ static double now(void)
 	return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* The fastest of many batches, so that a busy machine does not fail the test. */
-START_TEST(fifty_rules_are_passed_in_a_microsecond)
+/* Once for each distinct product. The fastest of many batches, and a limit several times what it
+ * takes: a busy machine does not fail the test, a rule compiled at each use does. */
+START_TEST(fifty_rules_are_passed_in_microseconds)
 {
 	char text[16384];
 	int length = snprintf(text, sizeof text, VERSION);
@@ -471,7 +472,7 @@ START_TEST(fifty_rules_are_passed_in_a_microsecond)
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || !defined __OPTIMIZE__
 	const double limit = 20e-6;
 #else
-	const double limit = 1e-6;
+	const double limit = 4e-6;
 #endif
 	ck_assert_double_lt(fastest, limit);
 	ck_assert_uint_eq(qs_policy_rule_hits(policy, -1), 200 * 100);
@@ -748,6 +749,20 @@ START_TEST(show_states_every_option_with_its_help)
 }
 END_TEST
 
+START_TEST(show_explains_every_key_of_a_rule)
+{
+	struct qs_policy *policy = parse(VERSION);
+	const char *text = shown(policy);
+	for (int key = 0; key < QS_RULE_KEYS; key++) {
+		char line[256];
+		snprintf(line, sizeof line, " %-8s  %s\n", qs_rule_keys[key].name,
+		         qs_rule_keys[key].help);
+		ck_assert_ptr_nonnull(strstr(text, line));
+	}
+	qs_policy_free(policy);
+}
+END_TEST
+
 START_TEST(longest_line_still_reads_back_after_it_was_shown)
 {
 	char text[512];
@@ -808,7 +823,7 @@ int main(void)
 	tcase_add_test(counting, rule_that_matched_nothing_is_reported_with_its_line);
 	tcase_add_test(counting, unused_rules_are_no_news_before_the_first_product);
 	tcase_add_test(counting, report_tells_what_a_rule_would_have_needed);
-	tcase_add_test(counting, fifty_rules_are_passed_in_a_microsecond);
+	tcase_add_test(counting, fifty_rules_are_passed_in_microseconds);
 	suite_add_tcase(suite, mistakes);
 	tcase_add_test(mistakes, unknown_key_names_line_section_and_nearest);
 	tcase_add_test(mistakes, unknown_section_names_line_and_nearest);
@@ -832,6 +847,7 @@ int main(void)
 	tcase_add_test(showing, shown_policy_reads_back_as_the_same);
 	tcase_add_test(showing, show_counts_what_does_not_fit_and_ends_with_a_nul);
 	tcase_add_test(showing, show_states_every_option_with_its_help);
+	tcase_add_test(showing, show_explains_every_key_of_a_rule);
 	tcase_add_test(showing, longest_line_still_reads_back_after_it_was_shown);
 	return qs_suite_main(suite);
 }

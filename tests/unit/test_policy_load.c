@@ -244,8 +244,10 @@ END_TEST
 START_TEST(unknown_preset_names_the_nearest)
 {
 	set_variables("QSHIM_POLICY", "carefull", NULL);
-	breaks("QSHIM_POLICY=carefull: no such preset; did you mean 'careful'?; a file needs a '/' "
-	       "or '.ini' in its name (policy not used)");
+	breaks("QSHIM_POLICY=carefull: neither a preset (default, observe, lossless, fp8-training, "
+	       "careful, nf4-decode, qlora) nor a file, whose name has a '/' or ends in '.ini'; "
+	       "did "
+	       "you mean 'careful'? (policy not used)");
 	size_t length;
 	ck_assert_ptr_null(qs_preset_text("carefull", &length));
 	ck_assert_ptr_null(qs_preset_name(-1));
