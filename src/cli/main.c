@@ -15,7 +15,8 @@ struct command {
 };
 
 static const struct command commands[] = {
-        {"run", qs_cli_run, "run [-p POLICY] [-o DIR] [-m MODE] [-q] [--] COMMAND [ARGUMENT...]"},
+        {"run", qs_cli_run,
+         "run [-p POLICY] [-o DIR] [-m MODE] [-l LABELS] [-q] [--] COMMAND [ARGUMENT...]"},
         {"policy", qs_cli_policy, "policy check|show [FILE|PRESET]"},
         {"reasons", qs_cli_reasons, "reasons [--markdown]"},
 };

@@ -44,24 +44,26 @@ static int preload(const char *library)
 
 static int usage(void)
 {
-	fputs("usage: qshim run [-p POLICY] [-o DIR] [-m on|observe|shadow|off] [-q] [--] "
-	      "COMMAND [ARGUMENT...]\n",
+	fputs("usage: qshim run [-p POLICY] [-o DIR] [-m on|observe|shadow|off] "
+	      "[-l torch|nvtx|none] [-q] [--] COMMAND [ARGUMENT...]\n",
 	      stderr);
 	return QS_EXIT_USAGE;
 }
 
-/* Options to environment variables; -1 on a usage error. */
-static int apply_options(int argc, char **argv)
+/* Options to environment variables, and the source of labels; -1 on a usage error. */
+static int apply_options(int argc, char **argv, const char **labels)
 {
 	static const struct option options[] = {
-	        {"policy", required_argument, NULL, 'p'},
-	        {"out", required_argument, NULL, 'o'},
-	        {"mode", required_argument, NULL, 'm'},
-	        {"quiet", no_argument, NULL, 'q'},
-	        {0},
+	        {"policy", required_argument, NULL, 'p'}, {"out", required_argument, NULL, 'o'},
+	        {"mode", required_argument, NULL, 'm'},   {"labels", required_argument, NULL, 'l'},
+	        {"quiet", no_argument, NULL, 'q'},        {0},
 	};
 	int option;
-	while ((option = getopt_long(argc, argv, "+p:o:m:q", options, NULL)) != -1) {
+	while ((option = getopt_long(argc, argv, "+p:o:m:l:q", options, NULL)) != -1) {
+		if (option == 'l') {
+			*labels = optarg;
+			continue;
+		}
 		const char *name = option == 'p'   ? "QSHIM_POLICY"
 		                   : option == 'o' ? "QSHIM_OUT"
 		                   : option == 'm' ? "QSHIM"
@@ -76,10 +78,13 @@ static int apply_options(int argc, char **argv)
 int qs_cli_run(int argc, char **argv)
 {
 	char library[PATH_MAX];
-	if (apply_options(argc, argv) || optind >= argc)
+	const char *labels = "none";
+	if (apply_options(argc, argv, &labels) || optind >= argc)
 		return usage();
 	if (find_library(library, sizeof library) || preload(library))
 		return 125;
+	if (qs_cli_labels(labels, library, &argv[optind]))
+		return usage();
 	execvp(argv[optind], &argv[optind]);
 	int status = errno == ENOENT ? 127 : 126;
 	fprintf(stderr, "qshim: cannot run '%s': %s\n", argv[optind], strerror(errno));
