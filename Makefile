@@ -81,7 +81,7 @@ endif
 PARTS    := intercept gemm policy plan engine operand device note
 LIB_SRC  := $(wildcard $(PARTS:%=src/%/*.c) $(PARTS:%=src/%/*.S))
 LIB_OBJ  := $(LIB_SRC:%=$(B)/obj/%.o)
-CLI_SRC  := $(wildcard src/cli/*.c)
+CLI_SRC  := $(wildcard src/cli/*.c src/cli/*.S)
 CLI_OBJ  := $(CLI_SRC:%=$(B)/obj/%.o)
 KERNELS  ?= $(B)/kernels
 FATBINS  := $(patsubst kernels/%.cu,$(KERNELS)/%.fatbin,$(wildcard kernels/*.cu))
@@ -118,6 +118,7 @@ $(KERNELS)/%.fatbin: kernels/%.cu
 # Files included by the assembler are not in its dependency files.
 $(B)/obj/src/device/embed.S.o: $(FATBINS)
 $(B)/obj/src/policy/preset_text.S.o: $(wildcard config/*.ini)
+$(B)/obj/src/cli/sitecustomize.S.o: src/cli/sitecustomize.py
 
 # Shared and archive come from the same objects; the archive lets a test reach inside.
 $(LIB): $(LIB_OBJ) src/qshim.map

@@ -4,6 +4,7 @@
  *
  * main.c     the table of subcommands, help and usage
  * run.c      qs_cli_run: start a program under the preload
+ * labels.c   qs_cli_labels: what names its layers
  * policy.c   qs_cli_policy: check and show policies
  * reasons.c  qs_cli_reasons: the reason codes as text or Markdown
  */
@@ -13,6 +14,11 @@
 #define QS_EXIT_USAGE 2
 
 int qs_cli_run(int argc, char **argv);
+/* Sets up the source of layer names that --labels asked for: "torch", "nvtx" or "none".
+ * `library` is the path of libqshim.so, `command` the program and its arguments, ended by NULL.
+ * What cannot be set up is told on stderr, and the program runs without labels; -1 = no such
+ * source. */
+int qs_cli_labels(const char *source, const char *library, char *const *command);
 int qs_cli_policy(int argc, char **argv);
 int qs_cli_reasons(int argc, char **argv);
 

@@ -17,11 +17,13 @@ struct command {
 };
 
 static const struct command commands[] = {
-        {"run", qs_cli_run, "[-p POLICY] [-o DIR] [-m MODE] [-q] [--] COMMAND [ARGUMENT...]",
+        {"run", qs_cli_run,
+         "[-p POLICY] [-o DIR] [-m MODE] [-l LABELS] [-q] [--] COMMAND [ARGUMENT...]",
          "    starts a program with the library preloaded\n"
          "    -p, --policy  a file or a preset; the program is not started if it is wrong\n"
          "    -o, --out     folder for the decision log and the counters\n"
          "    -m, --mode    on, observe, shadow or off\n"
+         "    -l, --labels  names of layers: torch (modules), nvtx (ranges) or none\n"
          "    -q, --quiet   do not announce lower precision\n"},
         {"policy", qs_cli_policy, "check|show [FILE|PRESET]",
          "    check reports what is wrong; show prints all settings, the keys a rule may have\n"

@@ -77,19 +77,27 @@ static bool mode_is_good(const char *word)
 	return false;
 }
 
-/* Options to environment variables, and whether a policy was among them; -1 on a usage error. */
-static int apply_options(int argc, char **argv, bool *policy)
+/* What of the options is no environment variable. */
+struct choice {
+	bool policy;        /* one was given  */
+	const char *labels; /* source of them */
+};
+
+/* Options to environment variables; -1 on a usage error. */
+static int apply_options(int argc, char **argv, struct choice *choice)
 {
 	static const struct option options[] = {
-	        {"policy", required_argument, NULL, 'p'},
-	        {"out", required_argument, NULL, 'o'},
-	        {"mode", required_argument, NULL, 'm'},
-	        {"quiet", no_argument, NULL, 'q'},
-	        {0},
+	        {"policy", required_argument, NULL, 'p'}, {"out", required_argument, NULL, 'o'},
+	        {"mode", required_argument, NULL, 'm'},   {"labels", required_argument, NULL, 'l'},
+	        {"quiet", no_argument, NULL, 'q'},        {0},
 	};
 	int option;
 	argv[0] = "qshim run"; /* begins getopt's messages */
-	while ((option = getopt_long(argc, argv, "+p:o:m:q", options, NULL)) != -1) {
+	while ((option = getopt_long(argc, argv, "+p:o:m:l:q", options, NULL)) != -1) {
+		if (option == 'l') {
+			choice->labels = optarg;
+			continue;
+		}
 		const char *name = option == 'p'   ? "QSHIM_POLICY"
 		                   : option == 'o' ? "QSHIM_OUT"
 		                   : option == 'm' ? "QSHIM"
@@ -98,7 +106,7 @@ static int apply_options(int argc, char **argv, bool *policy)
 		if (!name || (option == 'm' && !mode_is_good(optarg)) ||
 		    setenv(name, optarg ? optarg : "1", 1))
 			return -1;
-		*policy = *policy || option == 'p';
+		choice->policy = choice->policy || option == 'p';
 	}
 	return 0;
 }
@@ -106,12 +114,16 @@ static int apply_options(int argc, char **argv, bool *policy)
 int qs_cli_run(int argc, char **argv)
 {
 	char library[PATH_MAX];
-	bool policy = false;
-	if (apply_options(argc, argv, &policy) || optind >= argc)
+	struct choice choice = {.labels = "none"};
+	if (apply_options(argc, argv, &choice) || optind >= argc)
 		return QS_EXIT_USAGE;
-	if ((policy && !policy_is_good()) || find_library(library, sizeof library) ||
+	if ((choice.policy && !policy_is_good()) || find_library(library, sizeof library) ||
 	    preload(library))
 		return EXIT_NOT_STARTED;
+	if (qs_cli_labels(choice.labels, library, &argv[optind])) {
+		fprintf(stderr, "qshim: labels '%s': not torch, nvtx or none\n", choice.labels);
+		return QS_EXIT_USAGE;
+	}
 	execvp(argv[optind], &argv[optind]);
 	int status = errno == ENOENT ? 127 : 126;
 	fprintf(stderr, "qshim: cannot run '%s': %s\n", argv[optind], strerror(errno));

@@ -106,7 +106,7 @@ struct qs_key {
 	uint8_t odd;                /* QS_ODD_* bits                                     */
 	uint8_t entry;              /* enum qs_entry                                     */
 	uint8_t role;               /* enum qs_role                                      */
-	uint8_t pad[2];             /* zero                                              */
+	uint16_t layer;             /* number of the layer's name (plan/label.h), 0 = none */
 };
 
 /* One call, as the program made it. Filled by intercept/, read-only below. */
@@ -131,8 +131,8 @@ void qs_gemm_key(struct qs_gemm *g);
 /* 64-bit hash of a key. */
 uint64_t qs_key_hash(const struct qs_key *key);
 /* Writes "TN m=14336 n=4096 k=4096 bf16" plus whatever is unusual; always terminates, returns the
- * length written. Keys with the same text differ in context or library at most: a text that does
- * not fit ends in "~" and a hash. */
+ * length written. Keys with the same text differ in context, library or layer at most: a text that
+ * does not fit ends in "~" and a hash. */
 size_t qs_key_text(const struct qs_key *key, char *text, size_t size);
 /* 2 m n k times the number of products. */
 double qs_gemm_flops(const struct qs_key *key);

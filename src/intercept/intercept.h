@@ -17,6 +17,7 @@
  * driver.S    the thunks before the driver's functions
  * driver.h launch.h  reading what their calls write: written.c arguments.c graph.c
  * output.c    qs_wrote qs_wrote_lt
+ * nvtx.c      InitializeInjectionNvtx2: ranges of NVTX as layer names
  * guard.c     qs_begin qs_end
  */
 #ifndef QS_INTERCEPT_INTERCEPT_H

@@ -1,5 +1,6 @@
 /* What is to be done with a key: eligibility first, then the policy, then the size model. Decided
  * once per key; what depends on the device is found when an instance is prepared (dispatch.c). */
+#include "plan/label.h"
 #include "plan/plan.h"
 
 /* The least predicted gain for which `auto` acts without having measured. */
@@ -60,7 +61,12 @@ static void apply_mode(struct qs_plan *plan, enum qs_mode mode)
 
 void qs_decide(struct qs_plan *plan, struct qs_policy *policy)
 {
-	struct qs_subject subject = {.key = &plan->key, .layer = NULL, .weight = -1, .step = -1};
+	struct qs_subject subject = {
+	        .key = &plan->key,
+	        .layer = qs_label_name(plan->key.layer),
+	        .weight = -1,
+	        .step = -1,
+	};
 	enum qs_reason reason = qs_eligible(&plan->key);
 	plan->rule = NULL;
 	if (qs_policy_broken(policy)) {

@@ -10,6 +10,7 @@
 
 #include "intercept/intercept.h"
 #include "operand/track.h"
+#include "plan/label.h"
 
 /* Runs that may fail before a key is left alone. */
 #define FAILURES_MAX 3
@@ -23,6 +24,7 @@ static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_ac
 {
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
+	        .layer = qs_label_name(plan->key.layer),
 	        .weight = -1,
 	        .rule = plan->rule,
 	        .action = action,
@@ -202,7 +204,10 @@ bool qs_dispatch(struct qs_gemm *g)
 	if (!qs_start())
 		return false;
 	qs_gemm_key(g);
-	g->key.role = (uint8_t)qs_role_of(&g->key, qs_thread_is_autograd());
+	bool autograd = qs_thread_is_autograd();
+	g->key.role = (uint8_t)qs_role_of(&g->key, autograd);
+	if (qs_labels_used())
+		g->key.layer = qs_layer_of(g, autograd);
 	struct qs_plan *plan = qs_plan_get(&g->key, g->library->path);
 	if (!plan)
 		return pass_uncharted(g);

@@ -4,6 +4,7 @@
  * start.c     qs_start (policy, notes, fork and exit handlers)
  * table.c     qs_plan_table_init qs_plan_get qs_plan_table_forked
  * decide.c    qs_decide
+ * label.h     layer names: label.c layer.c
  * eligible.c  qs_eligible qs_overlap
  * size.c      qs_fp8_gain
  */

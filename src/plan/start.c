@@ -13,6 +13,7 @@
 #include "operand/cache.h"
 #include "operand/operand.h"
 #include "operand/track.h"
+#include "plan/label.h"
 
 enum {
 	COLD,
@@ -48,6 +49,8 @@ static void in_child(void)
 	qs_driver_forked();
 	qs_dispatch_forked();
 	qs_plan_table_forked();
+	qs_label_forked();
+	qs_layer_forked();
 	qs_context_forked();
 	qs_kept_forked();
 	qs_track_forked();

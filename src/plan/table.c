@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/label.h"
+
 static struct qs_plan *_Atomic *table; /* `size` slots, power of two               */
 static size_t size;
 static int64_t room; /* plans that may still be added, under lock */
@@ -43,6 +45,7 @@ static void announce(const struct qs_plan *plan, const char *library)
 		return;
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
+	        .layer = qs_label_name(plan->key.layer),
 	        .weight = -1,
 	        .rule = plan->rule,
 	        .action = plan->action,
@@ -61,7 +64,8 @@ static struct qs_plan *make(const struct qs_key *key, uint64_t hash, const char 
 	plan->hash = hash;
 	qs_decide(plan, qs_process()->policy);
 	qs_key_text(key, text, sizeof text);
-	plan->counter = qs_counter_new(text, key, plan->action, plan->reason, plan->rule, NULL);
+	plan->counter = qs_counter_new(text, key, plan->action, plan->reason, plan->rule,
+	                               qs_label_name(key->layer));
 	announce(plan, library);
 	return plan;
 }

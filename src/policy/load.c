@@ -247,13 +247,15 @@ struct qs_policy *qs_policy_load(char *(*getenv_fn)(const char *))
 	return policy;
 }
 
-/* The variables that mean something: those of the table and the three that choose the policy. */
+/* The variables that mean something: those of the table, those that choose the policy, and
+ * what `qshim run` tells the library. */
 static size_t variables_known(const char *names[], size_t size)
 {
 	size_t count = 0;
 	const struct qs_option *option;
 	names[count++] = "QSHIM_POLICY";
 	names[count++] = "QSHIM_SET";
+	names[count++] = "QSHIM_NVTX_NEXT";
 	for (int i = 0; (option = qs_option_at(i)) && count < size; i++)
 		if (option->variable)
 			names[count++] = option->variable;

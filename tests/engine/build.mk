@@ -7,6 +7,19 @@ CPU_TESTS   += $(ENGINE)
 
 $(B)/obj/tests/engine/test_traces.c.o: QS_CPPFLAGS += -DTRACES='"$(abspath tests/traces)"'
 
+# A profiler's part of NVTX, for test_layers.
+INJECTION   := $(B)/engine/libinjection.so
+INTERCEPT_NEEDS += $(INJECTION)
+
+$(B)/obj/tests/engine/test_layers.c.o: QS_CPPFLAGS += -DINJECTION='"$(abspath $(INJECTION))"' \
+	-DLIBRARY='"$(abspath $(LIB))"'
+$(B)/tests/engine/test_layers: | $(INJECTION)
+
+$(INJECTION): $(B)/obj/tests/engine/injection.c.o
+	@mkdir -p $(@D)
+	$(say) LD $@
+	$(Q)$(CC) $(QS_LDFLAGS) -shared -Wl,-soname,$(@F) $^ -o $@
+
 $(ENGINE): $(B)/tests/engine/%: $(B)/obj/tests/engine/%.c.o $(ENGINE_OBJ) $(ORACLE) $(SOFTCUDA) $(LIB)
 	@mkdir -p $(@D)
 	$(say) LD $@

@@ -170,6 +170,7 @@ static void read_decision(struct outcome *outcome, const char *line)
 	json_text(line, "key", d->key, sizeof d->key);
 	json_text(line, "api", d->api, sizeof d->api);
 	json_text(line, "role", d->role, sizeof d->role);
+	json_text(line, "layer", d->layer, sizeof d->layer);
 	json_text(line, "rule", d->rule, sizeof d->rule);
 	json_text(line, "action", d->action, sizeof d->action);
 	json_text(line, "reason", d->reason, sizeof d->reason);

@@ -23,6 +23,7 @@
 /* One line of a decision log. */
 struct decision {
 	char key[160], api[64], role[16], rule[40], action[16], reason[24], detail[128];
+	char layer[160];
 	char library[512];
 };
 

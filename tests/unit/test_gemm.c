@@ -379,7 +379,7 @@ START_TEST(distinct_keys_have_distinct_texts_even_when_cut)
 }
 END_TEST
 
-START_TEST(context_and_library_are_not_in_the_text)
+START_TEST(context_library_and_layer_are_not_in_the_text)
 {
 	char x[48], y[48];
 	struct qs_gemm g = linear_with_bias();
@@ -391,6 +391,7 @@ START_TEST(context_and_library_are_not_in_the_text)
 	ck_assert_ptr_nonnull(strchr(x, '~'));
 	g.key.context = 99;
 	g.key.library = 3;
+	g.key.layer = 7;
 	qs_key_text(&g.key, y, sizeof y);
 	ck_assert_str_eq(x, y);
 }
@@ -737,7 +738,7 @@ static void add_text_tests(Suite *suite)
 	tcase_add_test(tests, the_other_entry_points_are_named);
 	tcase_add_test(tests, distinct_keys_have_distinct_texts);
 	tcase_add_test(tests, distinct_keys_have_distinct_texts_even_when_cut);
-	tcase_add_test(tests, context_and_library_are_not_in_the_text);
+	tcase_add_test(tests, context_library_and_layer_are_not_in_the_text);
 	tcase_add_test(tests, a_text_ends_within_its_buffer);
 	suite_add_tcase(suite, tests);
 }
