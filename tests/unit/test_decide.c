@@ -21,7 +21,7 @@ static void decide_key(const char *text, struct qs_key key)
 	policy = qs_policy_parse("test.ini", text, strlen(text));
 	ck_assert_ptr_nonnull(policy);
 	plan = (struct qs_plan){.key = key};
-	qs_decide(&plan, policy);
+	qs_decide(&plan, policy, false);
 }
 
 #define QSHIM    "[qshim]\nversion = 1\n"
@@ -158,7 +158,7 @@ START_TEST(a_broken_policy_passes_everything_eligible_or_not)
 	ck_assert(qs_policy_broken(policy));
 	for (int i = 0; i < 2; i++) {
 		plan = (struct qs_plan){.key = key};
-		qs_decide(&plan, policy);
+		qs_decide(&plan, policy, false);
 		expect(QS_ACTION_NATIVE, "policy", NULL);
 		key.atype = CUDA_R_16F;
 	}
