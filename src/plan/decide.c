@@ -65,7 +65,11 @@ static void apply_mode(struct qs_plan *plan, enum qs_mode mode)
 
 void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again)
 {
-	struct qs_subject subject = {.key = &plan->key, .layer = NULL, .weight = -1, .step = qs_live_step(), .again = again};
+	struct qs_subject subject = {.key = &plan->key,
+	                             .layer = NULL,
+	                             .weight = -1,
+	                             .step = qs_live_step(),
+	                             .again = again};
 	enum qs_reason reason = qs_eligible(&plan->key);
 	plan->rule = NULL;
 	if (qs_policy_broken(policy)) {

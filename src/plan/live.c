@@ -1,10 +1,10 @@
 /* The policy while the program runs: its file is looked at again, and rules that ask for the
  * training step are heard again when it comes.
  *
- * A call pays a decrement. A thread reads the clock (no system call) ten times a second, or at every
- * STRIDE_MAX-th call if it makes more; whoever finds a second gone looks at the file. What that
- * leaves behind (old policies, and a plan for each decision a key ever had) is never freed, as other
- * threads may be reading it: CHANGES_MAX bounds it.
+ * A call pays a decrement. A thread reads the clock (no system call) ten times a second, or at
+ * every STRIDE_MAX-th call if it makes more; whoever finds a second gone looks at the file. What
+ * that leaves behind (old policies, and a plan for each decision a key ever had) is never freed, as
+ * other threads may be reading it: CHANGES_MAX bounds it.
  *
  * Steps are counted only where a rule or the summary wants them: a lock and some 20 ns a call.
  */
@@ -20,7 +20,8 @@
 /* ---- the file -----------------------------------------------------------------------------------
  */
 
-static _Atomic int64_t due = INT64_MAX; /* when the file is to be looked at, ms; never if it is not */
+static _Atomic int64_t due =
+        INT64_MAX; /* when the file is to be looked at, ms; never if it is not */
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 static int changes; /* so far, under `looking` */
 
@@ -80,10 +81,10 @@ static void look_at_clock(void)
  */
 
 static struct qs_period period = {.step = -1};
-static _Atomic bool wanted;       /* by a rule or the summary                          */
-static _Atomic int64_t step = -1; /* period.step                                       */
-static int64_t step_next;         /* at which a rule may answer otherwise              */
-static int64_t first_step;        /* timed: the first that was seen to begin           */
+static _Atomic bool wanted;         /* by a rule or the summary                          */
+static _Atomic int64_t step = -1;   /* period.step                                       */
+static int64_t step_next;           /* at which a rule may answer otherwise              */
+static int64_t first_step;          /* timed: the first that was seen to begin           */
 static struct timespec first, last; /* when that one and the last one began             */
 
 /* Under `stepping`. */

@@ -2,21 +2,21 @@
  * gradients, a token of a decoder; whatever the program does over and over.
  *
  * When the last GRAM products were met before, their distance is a period to be tried: each product
- * is then compared with the one a period before. Layers repeat as well, so it is believed only after
- * LEAST products and three rounds; layers do not go on for so long without a head or a loss between.
- * A step begins where the sequence first went by the period. What breaks it (an evaluation, a ragged
- * batch, other shapes) leaves the count as it is until a period is found again; the same one is
- * believed after one round. Constant time for a product, but for one look back when a period is
- * accepted. Left out: an evaluation that comes every few steps is part of the period, and the batches
- * of a long one are counted as steps.
+ * is then compared with the one a period before. Layers repeat as well, so it is believed only
+ * after LEAST products and three rounds; layers do not go on for so long without a head or a loss
+ * between. A step begins where the sequence first went by the period. What breaks it (an
+ * evaluation, a ragged batch, other shapes) leaves the count as it is until a period is found
+ * again; the same one is believed after one round. Constant time for a product, but for one look
+ * back when a period is accepted. Left out: an evaluation that comes every few steps is part of the
+ * period, and the batches of a long one are counted as steps.
  */
 #include "plan/plan.h"
 
 #include <string.h>
 
-#define GRAM   32   /* products that must recur              */
-#define LEAST  1024 /* products until a new period is believed */
-#define ROUNDS 3    /* and rounds                            */
+#define GRAM   32                           /* products that must recur              */
+#define LEAST  1024                         /* products until a new period is believed */
+#define ROUNDS 3                            /* and rounds                            */
 #define PRIME  UINT64_C(0x9e3779b97f4a7c15) /* odd: any will do */
 
 void qs_period_reset(struct qs_period *period)

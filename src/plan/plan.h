@@ -51,8 +51,8 @@ struct qs_plan {
 
 /* The state of the process: started at the first product. */
 struct qs_process {
-	struct qs_policy *_Atomic policy;  /* in effect; earlier ones stay as they are          */
-	const struct qs_options *options;  /* as they were at the start, but for the mode       */
+	struct qs_policy *_Atomic policy; /* in effect; earlier ones stay as they are          */
+	const struct qs_options *options; /* as they were at the start, but for the mode       */
 };
 
 /* True once policy and notes are ready; starts them at the first call. False = pass uncounted: off,
@@ -84,15 +84,16 @@ int qs_plans_decide_again(struct qs_policy *policy);
 /* In a forked child: forget everything. */
 void qs_plan_table_forked(void);
 
-/* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the step.
- * `again`: the policy was asked for this key before. */
+/* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the
+ * step. `again`: the policy was asked for this key before. */
 void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again);
 
 /* Follows the policy in effect: its file, and the steps its rules ask for. */
 void qs_live_start(void);
 /* At every product, before its plan is asked for. */
 void qs_live_call(const struct qs_key *key);
-/* The training step at hand, from 0: how often the sequence of products has come round; -1 = unknown.
+/* The training step at hand, from 0: how often the sequence of products has come round; -1 =
+ * unknown.
  */
 int64_t qs_live_step(void);
 /* At exit: hands the steps to the summary. */

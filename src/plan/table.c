@@ -133,8 +133,9 @@ static struct qs_plan *take_other(struct qs_plan *plan, const struct qs_plan *wa
 	return found;
 }
 
-/* A plan that was in use before has an outcome already. */
-static void tell(const struct qs_plan *plan)
+/* A plan that was in use before has an outcome already. It is logged where the policy was changed,
+ * but not where its rules go back and forth by themselves. */
+static void tell(const struct qs_plan *plan, bool log)
 {
 	const struct qs_instance *instance = atomic_load(&plan->first);
 	enum qs_action action = plan->action;
@@ -144,7 +145,7 @@ static void tell(const struct qs_plan *plan)
 		reason = instance->reason;
 	}
 	qs_counter_decide(plan->counter, action, reason, plan->rule);
-	if (!plan->engine || instance)
+	if (log && (!plan->engine || instance))
 		announce(plan, action, reason);
 }
 
@@ -165,7 +166,7 @@ static bool decide_slot_again(struct qs_plan *_Atomic *slot, bool again)
 	next->counter = plan->counter;
 	next->other = plan;
 	atomic_store_explicit(slot, next, memory_order_release);
-	tell(next);
+	tell(next, !known || !again);
 	return true;
 }
 

@@ -129,10 +129,10 @@ void qs_policy_free(struct qs_policy *policy);
 /* True if the policy came from a file that qs_policy_look() can follow. */
 bool qs_policy_is_watched(const struct qs_policy *policy);
 /* Looks at the file of a watched policy: one stat(), and if it has changed, a reading. Returns the
- * new policy, or NULL if `policy` is to stay: the file says the same, was changed less than a second
- * ago, is gone or broken; the last two are said, once for each version of the file. Options outside
- * the rules, [qshim] mode and process are fixed at the start; a change of one is said. By one thread
- * at a time; others may use `policy` meanwhile, and it is not freed. */
+ * new policy, or NULL if `policy` is to stay: the file says the same, was changed less than a
+ * second ago, is gone or broken; the last two are said, once for each version of the file. Options
+ * outside the rules, [qshim] mode and process are fixed at the start; a change of one is said. By
+ * one thread at a time; others may use `policy` meanwhile, and it is not freed. */
 struct qs_policy *qs_policy_look(struct qs_policy *policy);
 
 /* True if a rule asks for the training step. */

@@ -173,14 +173,14 @@ struct qs_version {
 
 /* What a policy was made from, to make it again: the environment may have changed by then. */
 struct qs_source {
-	char path[QS_PATH_MAX];     /* of the file, absolute; "" = none, or not to be followed  */
-	char *set;                  /* QSHIM_SET, or NULL                                       */
-	bool mode_asked;            /* by QSHIM                                                 */
-	enum qs_mode mode;          /* what it asked for                                        */
-	uint32_t from_environment;  /* bit per option that a variable gave                      */
-	struct qs_version version;  /* of the file when last looked at                          */
-	uint64_t hash;              /* of the text in use                                       */
-	bool missing;               /* the file could not be found, which was said              */
+	char path[QS_PATH_MAX];    /* of the file, absolute; "" = none, or not to be followed  */
+	char *set;                 /* QSHIM_SET, or NULL                                       */
+	bool mode_asked;           /* by QSHIM                                                 */
+	enum qs_mode mode;         /* what it asked for                                        */
+	uint32_t from_environment; /* bit per option that a variable gave                      */
+	struct qs_version version; /* of the file when last looked at                          */
+	uint64_t hash;             /* of the text in use                                       */
+	bool missing;              /* the file could not be found, which was said              */
 };
 
 struct qs_policy {

@@ -1,9 +1,9 @@
 /* The file of a policy while the program runs: has it changed, and to what?
  *
- * Assumes that it is called about once a second. A file is read only when it has been left alone for
- * a second: then its writer is done, and a later change shows in its times, however coarse these
- * are. A reading that gives the same text is no change. Left out: presets, and files that the start
- * found off or not for this process, as nothing of the library runs there.
+ * Assumes that it is called about once a second. A file is read only when it has been left alone
+ * for a second: then its writer is done, and a later change shows in its times, however coarse
+ * these are. A reading that gives the same text is no change. Left out: presets, and files that the
+ * start found off or not for this process, as nothing of the library runs there.
  */
 #include <errno.h>
 #include <string.h>
