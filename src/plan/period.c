@@ -30,21 +30,10 @@ static uint32_t *at(struct qs_period *period, uint64_t position)
 	return &period->symbol[position % QS_PERIOD_MAX];
 }
 
-static uint64_t power(uint64_t base, int exponent)
-{
-	uint64_t result = 1;
-	while (exponent--)
-		result *= base;
-	return result;
-}
-
-/* Polynomial in PRIME of the last GRAM products, each made odd so that zeros count. */
+/* Of the last GRAM products: each is shifted out after so many. */
 static void roll(struct qs_period *period, uint32_t symbol)
 {
-	uint64_t leaves = 0;
-	if (period->position >= GRAM)
-		leaves = (*at(period, period->position - GRAM) | 1) * power(PRIME, GRAM - 1);
-	period->hash = (period->hash - leaves) * PRIME + (symbol | 1);
+	period->hash = (period->hash << 64 / GRAM) + (symbol + UINT64_C(1)) * PRIME;
 }
 
 /* How long ago the last GRAM products ended before, 0 = never or too long ago. */

@@ -196,6 +196,7 @@ struct qs_policy {
 	_Atomic bool role_seen;     /* some product had a known role                           */
 	_Atomic bool step_seen;     /* some product had a known step                           */
 	struct qs_source source;    /* for watch.c                                             */
+	struct qs_policy *earlier;  /* that it took the place of, which others may be reading  */
 };
 
 /* load.c: the policy that the file of `old` makes now, with the environment that `old` had. NULL if

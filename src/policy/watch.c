@@ -97,6 +97,7 @@ static struct qs_policy *read_again(struct qs_policy *policy)
 		return NULL;
 	}
 	tell_fixed(policy, next);
+	next->earlier = policy;
 	return next;
 }
 
