@@ -14,10 +14,12 @@
 
 #include <string.h>
 
-#define GRAM   32                           /* products that must recur              */
-#define LEAST  1024                         /* products until a new period is believed */
-#define ROUNDS 3                            /* and rounds                            */
-#define PRIME  UINT64_C(0x9e3779b97f4a7c15) /* odd: any will do */
+#define GRAM   32   /* products that must recur, a divisor of 64 */
+#define LEAST  1024 /* products until a new period is believed  */
+#define ROUNDS 3    /* and rounds                               */
+
+/* 2^64 over the golden ratio, to spread the symbols. */
+#define SPREAD UINT64_C(0x9e3779b97f4a7c15)
 
 void qs_period_reset(struct qs_period *period)
 {
@@ -33,7 +35,7 @@ static uint32_t *at(struct qs_period *period, uint64_t position)
 /* Of the last GRAM products: each is shifted out after so many. */
 static void roll(struct qs_period *period, uint32_t symbol)
 {
-	period->hash = (period->hash << 64 / GRAM) + (symbol + UINT64_C(1)) * PRIME;
+	period->hash = (period->hash << 64 / GRAM) + (symbol + UINT64_C(1)) * SPREAD;
 }
 
 /* How long ago the last GRAM products ended before, 0 = never or too long ago. */
@@ -82,8 +84,6 @@ static bool recurs_after(struct qs_period *period, uint64_t length)
 static void give_up(struct qs_period *period)
 {
 	const uint64_t last = period->position - 1;
-	if (!period->next)
-		return;
 	/* Between two steps, or within one. */
 	const bool between = period->next == last;
 	period->step += between;

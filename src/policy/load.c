@@ -112,6 +112,15 @@ static ssize_t read_all(int fd, char *text, size_t size)
 	return (ssize_t)used;
 }
 
+/* Always, at the first reading. */
+static bool is_news(struct qs_source *source, const char *text, size_t length)
+{
+	const uint64_t before = source->hash;
+	source->hash = XXH3_64bits(text, length);
+	source->same = source->hash == before;
+	return !source->same;
+}
+
 static bool load_open_file(struct qs_policy *policy, int fd)
 {
 	struct stat status;
@@ -135,10 +144,9 @@ static bool load_open_file(struct qs_policy *policy, int fd)
 		good = file_refused(policy->name, strerror(errno));
 	else if ((size_t)length == size)
 		good = file_refused(policy->name, "it changed while it was read");
-	else {
-		policy->source.hash = XXH3_64bits(text, (size_t)length);
-		good = qs_ini_file(policy, text, (size_t)length);
-	}
+	else
+		good = is_news(&policy->source, text, (size_t)length) &&
+		       qs_ini_file(policy, text, (size_t)length);
 	free(text);
 	return good;
 }
@@ -302,7 +310,7 @@ static void take_environment(struct qs_policy *policy, const struct qs_policy *o
 			       (const char *)&old->options + option->offset, option->size);
 }
 
-struct qs_policy *qs_policy_again(const struct qs_policy *old)
+struct qs_policy *qs_policy_again(struct qs_policy *old)
 {
 	struct qs_policy *policy = policy_new();
 	if (!policy)
@@ -310,9 +318,12 @@ struct qs_policy *qs_policy_again(const struct qs_policy *old)
 	memcpy(policy->name, old->name, sizeof policy->name);
 	policy->source = old->source;
 	policy->source.version = (struct qs_version){0};
+	policy->source.same = false;
 	policy->source.set = old->source.set ? strdup(old->source.set) : NULL;
 	if (!policy->source.set != !old->source.set || !load_file(policy, policy->source.path) ||
 	    !finish_text(policy)) {
+		old->source.hash = policy->source.hash;
+		old->source.same = policy->source.same;
 		qs_policy_free(policy);
 		return NULL;
 	}

@@ -179,7 +179,8 @@ struct qs_source {
 	enum qs_mode mode;         /* what it asked for                                        */
 	uint32_t from_environment; /* bit per option that a variable gave                      */
 	struct qs_version version; /* of the file when last looked at                          */
-	uint64_t hash;             /* of the text in use                                       */
+	uint64_t hash;             /* of the text last read, good or not                       */
+	bool same;                 /* it was that of the reading before                        */
 	bool missing;              /* the file could not be found, which was said              */
 };
 
@@ -200,8 +201,9 @@ struct qs_policy {
 };
 
 /* load.c: the policy that the file of `old` makes now, with the environment that `old` had. NULL if
- * it is unusable, with one message, or memory is out. */
-struct qs_policy *qs_policy_again(const struct qs_policy *old);
+ * the text is the one last read (then old->source.same), if it is unusable, with one message, or if
+ * memory is out. */
+struct qs_policy *qs_policy_again(struct qs_policy *old);
 /* watch.c: the version of an open or named file. */
 struct qs_version qs_version_of(const struct stat *status);
 /* watch.c: changed so lately that it may change once more without looking different, or that its

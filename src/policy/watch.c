@@ -2,8 +2,8 @@
  *
  * Assumes that it is called about once a second. A file is read only when it has been left alone
  * for a second: then its writer is done, and a later change shows in its times, however coarse
- * these are. A reading that gives the same text is no change. Left out: presets, and files that the
- * start found off or not for this process, as nothing of the library runs there.
+ * these are. A reading that gives the text of the one before is no change. Left out: presets, and
+ * files that the start found off or not for this process, as nothing of the library runs there.
  */
 #include <errno.h>
 #include <string.h>
@@ -89,11 +89,8 @@ static struct qs_policy *read_again(struct qs_policy *policy)
 {
 	struct qs_policy *next = qs_policy_again(policy);
 	if (!next) {
-		keep(policy);
-		return NULL;
-	}
-	if (next->source.hash == policy->source.hash && !policy->broken) {
-		qs_policy_free(next);
+		if (!policy->source.same)
+			keep(policy);
 		return NULL;
 	}
 	tell_fixed(policy, next);

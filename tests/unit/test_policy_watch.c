@@ -221,11 +221,26 @@ START_TEST(a_broken_edit_is_told_once_and_changes_nothing)
 }
 END_TEST
 
-START_TEST(an_edit_that_is_taken_back_leaves_the_policy)
+START_TEST(a_broken_edit_can_be_taken_back)
 {
 	start(FP8);
 	ck_assert(!write_and_look(BROKEN));
-	ck_assert(!write_and_look(FP8));
+	ck_assert(write_and_look(FP8));
+	ck_assert_str_eq(said, "");
+	ck_assert_int_eq(action(), QS_ACTION_FP8);
+}
+END_TEST
+
+/* Though it is read again, as it was written in the very second of the first reading. */
+START_TEST(what_is_broken_at_the_start_is_told_once)
+{
+	put(file, BROKEN);
+	listen_begin();
+	policy = qs_policy_load(environment);
+	listen_end();
+	ck_assert_ptr_nonnull(strstr(said, "unusable value"));
+	settle();
+	ck_assert(!look());
 	ck_assert_str_eq(said, "");
 }
 END_TEST
@@ -423,7 +438,8 @@ int main(void)
 	tcase_add_test(tcase, a_file_renamed_onto_it_is_seen);
 	tcase_add_test(tcase, a_link_may_be_turned_to_another_file);
 	tcase_add_test(tcase, a_broken_edit_is_told_once_and_changes_nothing);
-	tcase_add_test(tcase, an_edit_that_is_taken_back_leaves_the_policy);
+	tcase_add_test(tcase, a_broken_edit_can_be_taken_back);
+	tcase_add_test(tcase, what_is_broken_at_the_start_is_told_once);
 	tcase_add_test(tcase, a_file_that_is_gone_is_told_once_and_changes_nothing);
 	tcase_add_test(tcase, what_is_no_regular_file_is_refused);
 	tcase_add_test(tcase, a_policy_that_was_broken_at_the_start_can_be_mended);
