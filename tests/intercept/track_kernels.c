@@ -426,7 +426,7 @@ static CUDA_KERNEL_NODE_PARAMS node_params(CUdeviceptr *target)
 {
 	static uint32_t value = 7;
 	static uint64_t count = WORDS;
-	static void *params[3];
+	static __thread void *params[3];
 	params[0] = target;
 	params[1] = &value;
 	params[2] = &count;
