@@ -132,3 +132,28 @@ void qs_note_decision(const struct qs_decision *decision)
 	tell(decision, key);
 	errno = saved;
 }
+
+static size_t make_policy_line(const char *name, int changed)
+{
+	struct qs_json json;
+	qs_json_begin(&json, line, sizeof line);
+	qs_json_number(&json, "v", FORMAT_VERSION);
+	qs_json_number(&json, "rank", qs_rank());
+	qs_json_text(&json, "t", "policy", WORD_ROOM);
+	qs_json_text(&json, "file", name, PATH_ROOM);
+	qs_json_number(&json, "changed", changed);
+	qs_json_number(&json, "time", time(NULL));
+	return qs_json_end(&json);
+}
+
+void qs_note_policy(const char *name, int changed)
+{
+	int saved = errno;
+	pthread_mutex_lock(&lock);
+	if (file.fd >= 0)
+		write_line(make_policy_line(name, changed));
+	pthread_mutex_unlock(&lock);
+	qs_message(QS_LOG_INFO, "%s: read again; %d product%s decided otherwise than before", name,
+	           changed, changed == 1 ? " is" : "s are");
+	errno = saved;
+}

@@ -6,10 +6,10 @@
  *
  * message.c   qs_message qs_message_once qs_level_name qs_note_start qs_note_forked
  * path.c      qs_path_expand qs_rank qs_local_rank qs_open_new
- * decision.c  qs_note_decision
+ * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
  *             qs_counter_header
- * summary.c   qs_note_summary qs_note_notice
+ * summary.c   qs_note_summary qs_note_steps qs_note_notice
  * json.c write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
@@ -135,6 +135,11 @@ void qs_note_decision(const struct qs_decision *decision);
 
 /* The one-time line that lower precision is in effect; prints nothing if quiet. */
 void qs_note_notice(enum qs_action action);
+/* Another version of the policy is in effect: a line of the log, and a message of level info.
+ * `changed` keys of those met are decided otherwise than before. */
+void qs_note_policy(const char *name, int changed);
+/* For the summary: steps completed, products of a step, and seconds that a step took on average. */
+void qs_note_steps(int64_t steps, int64_t products, double seconds);
 /* The exit table on stderr, if the options want it. */
 void qs_note_summary(void);
 

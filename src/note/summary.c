@@ -150,10 +150,30 @@ static void put_kept(void)
 	}
 }
 
+static struct {
+	int64_t count, products;
+	double seconds;
+} steps; /* as given by qs_note_steps() */
+
+void qs_note_steps(int64_t count, int64_t products, double seconds)
+{
+	steps.count = count;
+	steps.products = products;
+	steps.seconds = seconds;
+}
+
+static void put_steps(void)
+{
+	if (steps.count > 0)
+		put("qshim: %lld step%s of %lld products, %.3f ms each\n", (long long)steps.count,
+		    steps.count == 1 ? "" : "s", (long long)steps.products, 1e3 * steps.seconds);
+}
+
 static void put_table(const struct table *table)
 {
 	put_sum(&table->sum);
 	put_kept();
+	put_steps();
 	put("qshim: %6s %11s %11s %8s %10s  %-6s  %-18s  %s\n", "FLOPs%", "calls", "replaced",
 	    "late", "MiB", "action", "reason", "product");
 	for (size_t i = 0; i < table->shown; i++)
@@ -198,6 +218,7 @@ static _Atomic unsigned told; /* bit per action announced */
 void qs_summary_forked(void)
 {
 	atomic_store(&told, 0);
+	steps.count = 0;
 }
 
 /* What an action does to precision; NULL if nothing. */

@@ -1,7 +1,10 @@
 /* What is to be done with a key: eligibility first, then the policy, then the size model. Decided
  * once per key; what depends on the device is found when an instance is prepared (dispatch.c). */
+#define _GNU_SOURCE
 #include "plan/label.h"
 #include "plan/plan.h"
+
+#include <errno.h>
 
 /* The least predicted gain for which `auto` acts without having measured. */
 #define MIN_PREDICTED_GAIN 0.05
@@ -57,15 +60,18 @@ static void apply_mode(struct qs_plan *plan, enum qs_mode mode)
 		pass(plan, QS_REASON_OBSERVE);
 	if (mode == QS_MODE_SHADOW)
 		pass(plan, QS_REASON_SHADOW);
+	if (mode == QS_MODE_OFF) /* since the start */
+		pass(plan, QS_REASON_OFF);
 }
 
-void qs_decide(struct qs_plan *plan, struct qs_policy *policy)
+void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again)
 {
 	struct qs_subject subject = {
 	        .key = &plan->key,
 	        .layer = qs_label_name(plan->key.layer),
 	        .weight = -1,
-	        .step = -1,
+	        .step = qs_live_step(),
+	        .again = again,
 	};
 	enum qs_reason reason = qs_eligible(&plan->key);
 	plan->rule = NULL;
@@ -80,5 +86,7 @@ void qs_decide(struct qs_plan *plan, struct qs_policy *policy)
 	plan->choice = qs_policy_choose(policy, &subject);
 	plan->rule = qs_policy_rule_name(policy, plan->choice.rule);
 	decide_action(plan);
+	if (plan->engine && !qs_policy_process_allowed(policy, program_invocation_short_name))
+		pass(plan, QS_REASON_PROCESS);
 	apply_mode(plan, qs_policy_options(policy)->mode);
 }

@@ -77,7 +77,7 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 		                                        &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
 	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
-	qs_counter_decide(plan->counter, action, instance->reason, plan->rule);
+	qs_plan_outcome(plan, action, instance->reason);
 	note(plan, g, action, instance->reason, failure.detail);
 }
 
@@ -208,6 +208,7 @@ bool qs_dispatch(struct qs_gemm *g)
 	g->key.role = (uint8_t)qs_role_of(&g->key, autograd);
 	if (qs_labels_used())
 		g->key.layer = qs_layer_of(g, autograd);
+	qs_live_call(&g->key);
 	struct qs_plan *plan = qs_plan_get(&g->key, g->library->path);
 	if (!plan)
 		return pass_uncharted(g);

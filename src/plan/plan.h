@@ -2,7 +2,10 @@
  *
  * dispatch.c  qs_dispatch qs_dispatch_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
- * table.c     qs_plan_table_init qs_plan_get qs_plan_table_forked
+ * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plans_decide_again
+ *             qs_plan_table_forked
+ * live.c      qs_live_start qs_live_call qs_live_step qs_live_report qs_live_forked
+ * period.c    qs_period_reset qs_period_add
  * decide.c    qs_decide
  * label.h     layer names: label.c layer.c
  * eligible.c  qs_eligible qs_overlap
@@ -29,7 +32,9 @@ struct qs_instance {
 	struct qs_instance *next; /* other contexts                             */
 };
 
-/* What is done with the products of one key. Immutable once published, but for the atomics. */
+/* What is done with the products of one key. Immutable once published, but for the atomics. When
+ * the policy changes its mind another plan of the key takes its place: this one stays, as threads
+ * may be running it, and is used again if the old decision comes back. */
 struct qs_plan {
 	struct qs_key key;
 	uint64_t hash;
@@ -41,12 +46,14 @@ struct qs_plan {
 	struct qs_counter *counter;        /* never NULL                                         */
 	struct qs_instance *_Atomic first; /* contexts met so far                                */
 	_Atomic uint64_t told;             /* bit per reason already logged for late passes      */
+	const char *library;               /* path of the copy of cuBLAS, for the log            */
+	struct qs_plan *other;             /* next plan of the key, under the table's lock       */
 };
 
 /* The state of the process: started at the first product. */
 struct qs_process {
-	struct qs_policy *policy;
-	const struct qs_options *options;
+	struct qs_policy *_Atomic policy; /* in effect; earlier ones stay as they are          */
+	const struct qs_options *options; /* as they were at the start, but for the mode       */
 };
 
 /* True once policy and notes are ready; starts them at the first call. False = pass uncounted: off,
@@ -54,6 +61,8 @@ struct qs_process {
 bool qs_start(void);
 /* Valid after qs_start() returned true. */
 const struct qs_process *qs_process(void);
+/* Puts another policy into effect, for plans decided from now on. */
+void qs_process_use(struct qs_policy *policy);
 /* True in a forked child that has not had a usable context yet. */
 bool qs_process_forked(void);
 
@@ -68,11 +77,54 @@ void qs_dispatch_forked(void);
 struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library);
 /* Room for `keys` plans. */
 bool qs_plan_table_init(int64_t keys);
+/* What came of a plan in a context, for its counter, unless another plan has taken its place. */
+void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason);
+/* Puts a policy into effect, or NULL = the same policy at another step, and decides all keys anew.
+ * Returns how many are decided otherwise than before. */
+int qs_plans_decide_again(struct qs_policy *policy);
 /* In a forked child: forget everything. */
 void qs_plan_table_forked(void);
 
-/* Fills choice, action, reason, rule and engine of a new plan from its key and the policy. */
-void qs_decide(struct qs_plan *plan, struct qs_policy *policy);
+/* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the
+ * step. `again`: the policy was asked for this key before. */
+void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again);
+
+/* Follows the policy in effect: its file, and the steps its rules ask for. */
+void qs_live_start(void);
+/* At every product, before its plan is asked for. */
+void qs_live_call(const struct qs_key *key);
+/* The training step at hand, from 0: how often the sequence of products has come round; -1 =
+ * unknown.
+ */
+int64_t qs_live_step(void);
+/* At exit: hands the steps to the summary. */
+void qs_live_report(void);
+void qs_live_forked(void);
+
+#define QS_PERIOD_MAX   16384 /* products of a period                             */
+#define QS_PERIOD_GRAMS 16384 /* places for what was met; more only help accuracy */
+
+/* The period of a sequence of products, as it goes; see period.c. qs_period_reset() begins one. */
+struct qs_period {
+	uint32_t symbol[QS_PERIOD_MAX]; /* the last products, by position                      */
+	struct {
+		uint64_t hash; /* of the products that ended here                                 */
+		uint64_t end;  /* position after them, 0 = none                                   */
+	} gram[QS_PERIOD_GRAMS];
+	uint64_t position; /* products so far                                                 */
+	uint64_t hash;     /* of the last products                                            */
+	uint64_t length;   /* of the period that is tried or in effect, 0 = none              */
+	uint64_t run;      /* products that equalled the one a period before, without a break */
+	uint64_t accepted; /* length of the last period in effect, 0 = none yet               */
+	uint64_t again;    /* as `run`, for that one after it was broken                      */
+	uint64_t broken;   /* position at which the step began that it did not complete       */
+	uint64_t next;     /* position at which the next step begins, 0 = no period in effect */
+	int64_t step;      /* of the last product, from 0; -1 = no period yet                 */
+};
+
+void qs_period_reset(struct qs_period *period);
+/* Takes one more product; true if period->step has changed. */
+bool qs_period_add(struct qs_period *period, uint32_t symbol);
 
 /* What forbids fp8 for this key whatever its size, device and policy; QS_REASON_AUTO = nothing. */
 enum qs_reason qs_eligible(const struct qs_key *key);

@@ -33,10 +33,11 @@ static void at_exit(void)
 {
 	if (atomic_load(&state) != READY || getpid() != pid)
 		return;
-	qs_policy_report_unused(process.policy);
+	qs_policy_report_unused(atomic_load(&process.policy));
 	qs_message(QS_LOG_INFO, "operands: %" PRIu64 " quantised, %" PRIu64 " used again",
 	           qs_operands_made(), qs_operands_reused());
 	qs_epoch_report();
+	qs_live_report();
 	qs_note_summary();
 }
 
@@ -51,6 +52,7 @@ static void in_child(void)
 	qs_plan_table_forked();
 	qs_label_forked();
 	qs_layer_forked();
+	qs_live_forked();
 	qs_context_forked();
 	qs_kept_forked();
 	qs_track_forked();
@@ -61,15 +63,15 @@ static void in_child(void)
 
 static int start(void)
 {
-	process.policy = qs_policy_load(secure_getenv);
-	if (!process.policy)
-		return OFF;
-	process.options = qs_policy_options(process.policy);
+	struct qs_policy *policy = qs_policy_load(secure_getenv);
+	process.options = qs_policy_options(policy);
+	qs_process_use(policy);
 	if (process.options->mode == QS_MODE_OFF ||
-	    !qs_policy_process_allowed(process.policy, program_invocation_short_name) ||
+	    !qs_policy_process_allowed(policy, program_invocation_short_name) ||
 	    !qs_plan_table_init(process.options->max_keys))
 		return OFF;
 	qs_note_start(process.options);
+	qs_live_start();
 	pid = getpid();
 	if (!handlers) {
 		handlers = true;
@@ -98,6 +100,11 @@ bool qs_start(void)
 const struct qs_process *qs_process(void)
 {
 	return &process;
+}
+
+void qs_process_use(struct qs_policy *policy)
+{
+	atomic_store_explicit(&process.policy, policy, memory_order_release);
 }
 
 bool qs_process_forked(void)

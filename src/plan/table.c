@@ -1,5 +1,6 @@
 /* The plans by key: open addressing, read without locks, written under one, never shrunk. A plan is
- * complete before it is published and lives as long as the process. */
+ * complete before it is published and lives as long as the process: one for each decision that the
+ * policy ever took for its key. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -39,34 +40,44 @@ static struct qs_plan *_Atomic *find(const struct qs_key *key, uint64_t hash)
 }
 
 /* Logged here unless an engine is to be prepared: then the outcome is logged (dispatch.c). */
-static void announce(const struct qs_plan *plan, const char *library)
+static void announce(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason)
 {
-	if (plan->engine)
-		return;
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
 	        .layer = qs_label_name(plan->key.layer),
 	        .weight = -1,
 	        .rule = plan->rule,
-	        .action = plan->action,
-	        .reason = plan->reason,
-	        .library = library,
+	        .action = action,
+	        .reason = reason,
+	        .library = plan->library,
 	});
 }
 
-static struct qs_plan *make(const struct qs_key *key, uint64_t hash, const char *library)
+/* All but the counter, which the plans of a key share. */
+static struct qs_plan *make(const struct qs_key *key, uint64_t hash, const char *library,
+                            bool again)
 {
-	char text[112];
 	struct qs_plan *plan = calloc(1, sizeof *plan);
 	if (!plan)
 		return NULL;
 	plan->key = *key;
 	plan->hash = hash;
-	qs_decide(plan, qs_process()->policy);
+	plan->library = library;
+	qs_decide(plan, atomic_load(&qs_process()->policy), again);
+	return plan;
+}
+
+static struct qs_plan *make_first(const struct qs_key *key, uint64_t hash, const char *library)
+{
+	char text[112];
+	struct qs_plan *plan = make(key, hash, library, false);
+	if (!plan)
+		return NULL;
 	qs_key_text(key, text, sizeof text);
 	plan->counter = qs_counter_new(text, key, plan->action, plan->reason, plan->rule,
 	                               qs_label_name(key->layer));
-	announce(plan, library);
+	if (!plan->engine)
+		announce(plan, plan->action, plan->reason);
 	return plan;
 }
 
@@ -81,10 +92,97 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library)
 	slot = find(key, hash);
 	plan = atomic_load(slot);
 	if (!plan && room > 0) {
-		plan = make(key, hash, library);
+		plan = make_first(key, hash, library);
 		room -= plan != NULL;
 		atomic_store_explicit(slot, plan, memory_order_release);
 	}
 	pthread_mutex_unlock(&lock);
 	return plan;
+}
+
+/* ---- deciding anew ------------------------------------------------------------------------------
+ */
+
+void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason)
+{
+	pthread_mutex_lock(&lock);
+	if (atomic_load(find(&plan->key, plan->hash)) == plan)
+		qs_counter_decide(plan->counter, action, reason, plan->rule);
+	pthread_mutex_unlock(&lock);
+}
+
+static bool is_same_text(const char *a, const char *b)
+{
+	return a == b || (a && b && !strcmp(a, b));
+}
+
+/* All that an engine is given, and all that is told. The index of the rule is neither. */
+static bool is_same(const struct qs_plan *a, const struct qs_plan *b)
+{
+	return a->action == b->action && a->reason == b->reason && a->engine == b->engine &&
+	       a->choice.action == b->choice.action && a->choice.scaling == b->choice.scaling &&
+	       a->choice.format == b->choice.format && a->choice.eager == b->choice.eager &&
+	       is_same_text(a->rule, b->rule);
+}
+
+/* Takes the plan with this decision out of those that `plan` replaced; NULL = there is none. */
+static struct qs_plan *take_other(struct qs_plan *plan, const struct qs_plan *wanted)
+{
+	struct qs_plan **link = &plan->other;
+	while (*link && !is_same(*link, wanted))
+		link = &(*link)->other;
+	struct qs_plan *found = *link;
+	if (found)
+		*link = found->other;
+	return found;
+}
+
+/* A plan that was in use before has an outcome already. It is logged where the policy was changed,
+ * but not where its rules go back and forth by themselves. */
+static void tell(const struct qs_plan *plan, bool log)
+{
+	const struct qs_instance *instance = atomic_load(&plan->first);
+	enum qs_action action = plan->action;
+	enum qs_reason reason = plan->reason;
+	if (instance && !instance->state) {
+		action = QS_ACTION_NATIVE;
+		reason = instance->reason;
+	}
+	qs_counter_decide(plan->counter, action, reason, plan->rule);
+	if (log && (!plan->engine || instance))
+		announce(plan, action, reason);
+}
+
+/* True if the key of the slot has got another plan. Without memory it keeps the one it has. */
+static bool decide_slot_again(struct qs_plan *_Atomic *slot, bool again)
+{
+	struct qs_plan *plan = atomic_load(slot);
+	struct qs_plan *next = make(&plan->key, plan->hash, plan->library, again);
+	if (!next)
+		return false;
+	struct qs_plan *known = is_same(plan, next) ? plan : take_other(plan, next);
+	if (known) {
+		free(next);
+		next = known;
+	}
+	if (next == plan)
+		return false;
+	next->counter = plan->counter;
+	next->other = plan;
+	atomic_store_explicit(slot, next, memory_order_release);
+	tell(next, !known || !again);
+	return true;
+}
+
+int qs_plans_decide_again(struct qs_policy *policy)
+{
+	int changed = 0;
+	pthread_mutex_lock(&lock);
+	if (policy)
+		qs_process_use(policy);
+	for (size_t i = 0; i < size; i++)
+		if (atomic_load(&table[i]))
+			changed += decide_slot_again(&table[i], policy == NULL);
+	pthread_mutex_unlock(&lock);
+	return changed;
 }

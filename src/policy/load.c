@@ -4,6 +4,7 @@
  * Whatever goes wrong, the result is a policy that makes the library do nothing, and one message. A
  * file is read only if it is a regular one of at most 1 MiB; symbolic links are the user's own.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "note/note.h"
 #include "policy/rule.h"
@@ -49,6 +51,7 @@ void qs_policy_free(struct qs_policy *policy)
 	if (!policy || policy == &no_memory)
 		return;
 	policy_clear(policy);
+	free(policy->source.set);
 	free(policy);
 }
 
@@ -109,6 +112,15 @@ static ssize_t read_all(int fd, char *text, size_t size)
 	return (ssize_t)used;
 }
 
+/* Always, at the first reading. */
+static bool is_news(struct qs_source *source, const char *text, size_t length)
+{
+	const uint64_t before = source->hash;
+	source->hash = XXH3_64bits(text, length);
+	source->same = source->hash == before;
+	return !source->same;
+}
+
 static bool load_open_file(struct qs_policy *policy, int fd)
 {
 	struct stat status;
@@ -118,6 +130,9 @@ static bool load_open_file(struct qs_policy *policy, int fd)
 		return file_refused(policy->name, "not a regular file");
 	if (status.st_size > QS_POLICY_MAX)
 		return file_refused(policy->name, "larger than 1 MiB");
+	const struct qs_version version = qs_version_of(&status);
+	if (!qs_version_is_young(&version))
+		policy->source.version = version;
 	/* One byte more than it has, so that a file that grows meanwhile is noticed. */
 	size_t size = (size_t)status.st_size + 1;
 	char *text = malloc(size);
@@ -130,23 +145,45 @@ static bool load_open_file(struct qs_policy *policy, int fd)
 	else if ((size_t)length == size)
 		good = file_refused(policy->name, "it changed while it was read");
 	else
-		good = qs_ini_file(policy, text, (size_t)length);
+		good = is_news(&policy->source, text, (size_t)length) &&
+		       qs_ini_file(policy, text, (size_t)length);
 	free(text);
 	return good;
 }
 
+/* The program may change its directory: what is to be looked at again needs the whole path. */
+static void follow(struct qs_source *source, const char *path)
+{
+	char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
+	const char *separator = directory ? "/" : "";
+	int length = *path == '/' || directory
+	                     ? snprintf(source->path, sizeof source->path, "%s%s%s",
+	                                directory ? directory : "", separator, path)
+	                     : 0;
+	if (length >= (int)sizeof source->path)
+		*source->path = 0;
+	free(directory);
+}
+
 static bool load_file(struct qs_policy *policy, const char *path)
+{
+	/* Non-blocking, because opening a pipe that nobody writes would hang the host. */
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	policy->source.missing = fd < 0;
+	if (fd < 0)
+		return file_refused(policy->name, strerror(errno));
+	bool good = load_open_file(policy, fd);
+	close(fd);
+	return good;
+}
+
+static bool load_first_file(struct qs_policy *policy, const char *path)
 {
 	snprintf(policy->name, sizeof policy->name, "%s", path);
 	if (strlen(path) >= sizeof policy->name)
 		return file_refused(policy->name, "the path is too long");
-	/* Non-blocking, because opening a pipe that nobody writes would hang the host. */
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	if (fd < 0)
-		return file_refused(path, strerror(errno));
-	bool good = load_open_file(policy, fd);
-	close(fd);
-	return good;
+	follow(&policy->source, path);
+	return load_file(policy, path);
 }
 
 static bool preset_unknown(const char *name)
@@ -182,15 +219,21 @@ static bool is_path(const char *text)
 	return strchr(text, '/') || (length >= 4 && !strcmp(text + length - 4, ".ini"));
 }
 
-static bool load_text(struct qs_policy *policy, const char *which, const char *set)
+/* What follows the file or preset. */
+static bool finish_text(struct qs_policy *policy)
 {
-	if (!which || !*which)
-		which = "default";
-	if (is_path(which) ? !load_file(policy, which) : !load_preset(policy, which))
-		return false;
+	const char *set = policy->source.set;
 	if (set && *set && !qs_ini_set(policy, set))
 		return false;
 	return policy_finish(policy);
+}
+
+static bool load_text(struct qs_policy *policy, const char *which)
+{
+	if (!which || !*which)
+		which = "default";
+	bool good = is_path(which) ? load_first_file(policy, which) : load_preset(policy, which);
+	return good && finish_text(policy);
 }
 
 /* Environment -------------------------------------------------------------------------------- */
@@ -211,18 +254,26 @@ static bool mode_asked(const char *text, struct qs_options *options)
 	return true;
 }
 
-static void options_from_environment(struct qs_options *options, char *(*getenv_fn)(const char *))
+/* Returns a bit per option that was given. */
+static uint32_t options_from_environment(struct qs_options *options,
+                                         char *(*getenv_fn)(const char *))
 {
+	uint32_t given = 0;
 	char why[QS_WHY];
 	const struct qs_option *option;
 	for (int i = 0; (option = qs_option_at(i)); i++) {
 		if (!option->variable || !strcmp(option->variable, "QSHIM"))
 			continue;
 		const char *text = getenv_fn(option->variable);
-		if (text && *text && !qs_option_set(options, option, text, why))
+		if (!text || !*text)
+			continue;
+		if (qs_option_set(options, option, text, why))
+			given |= UINT32_C(1) << i;
+		else
 			qs_message(QS_LOG_WARN, "%s=%.60s: %s (ignored)", option->variable, text,
 			           why);
 	}
+	return given;
 }
 
 struct qs_policy *qs_policy_load(char *(*getenv_fn)(const char *))
@@ -231,19 +282,56 @@ struct qs_policy *qs_policy_load(char *(*getenv_fn)(const char *))
 	if (!policy)
 		return &no_memory;
 	int host_errno = errno;
-	struct qs_options asked;
+	struct qs_options asked = {.mode = QS_MODE_ON};
 	bool mode = mode_asked(getenv_fn("QSHIM"), &asked);
 	if (mode && asked.mode == QS_MODE_OFF) {
 		policy->options.mode = QS_MODE_OFF;
 		errno = host_errno;
 		return policy;
 	}
-	if (!load_text(policy, getenv_fn("QSHIM_POLICY"), getenv_fn("QSHIM_SET")))
+	struct qs_source *source = &policy->source;
+	const char *set = getenv_fn("QSHIM_SET");
+	source->mode_asked = mode;
+	source->mode = asked.mode;
+	if ((set && !(source->set = strdup(set))) || !load_text(policy, getenv_fn("QSHIM_POLICY")))
 		policy_break(policy);
 	if (mode)
 		policy->options.mode = asked.mode;
-	options_from_environment(&policy->options, getenv_fn);
+	source->from_environment = options_from_environment(&policy->options, getenv_fn);
 	errno = host_errno;
+	return policy;
+}
+
+static void take_environment(struct qs_policy *policy, const struct qs_policy *old)
+{
+	const struct qs_source *source = &policy->source;
+	const struct qs_option *option;
+	if (source->mode_asked)
+		policy->options.mode = source->mode;
+	for (int i = 0; (option = qs_option_at(i)); i++)
+		if (source->from_environment >> i & 1)
+			memcpy((char *)&policy->options + option->offset,
+			       (const char *)&old->options + option->offset, option->size);
+}
+
+struct qs_policy *qs_policy_again(struct qs_policy *old)
+{
+	struct qs_policy *policy = policy_new();
+	if (!policy)
+		return NULL;
+	memcpy(policy->name, old->name, sizeof policy->name);
+	policy->source = old->source;
+	policy->source.version = (struct qs_version){0};
+	policy->source.same = false;
+	policy->source.set = old->source.set ? strdup(old->source.set) : NULL;
+	if (!policy->source.set != !old->source.set || !load_file(policy, policy->source.path) ||
+	    !finish_text(policy)) {
+		old->source.hash = policy->source.hash;
+		old->source.same = policy->source.same;
+		qs_policy_free(policy);
+		return NULL;
+	}
+	take_environment(policy, old);
 	return policy;
 }
 

@@ -119,12 +119,15 @@ struct qs_choice qs_policy_choose(struct qs_policy *policy, const struct qs_subj
 		remember(&policy->layer_seen);
 	if (facts.role >= 0)
 		remember(&policy->role_seen);
+	if (subject->step >= 0)
+		remember(&policy->step_seen);
 	int index = 0;
 	while (index < policy->count && !rule_matches(&policy->rules[index], &facts))
 		index++;
 	bool found = index < policy->count;
 	struct qs_rule *rule = found ? &policy->rules[index] : &policy->otherwise;
-	atomic_fetch_add_explicit(&rule->hits, 1, memory_order_relaxed);
+	if (!subject->again || !atomic_load_explicit(&rule->hits, memory_order_relaxed))
+		atomic_fetch_add_explicit(&rule->hits, 1, memory_order_relaxed);
 	return (struct qs_choice){
 	        .action = rule->action,
 	        .scaling = rule->scaling,
@@ -176,6 +179,35 @@ uint64_t qs_policy_rule_hits(const struct qs_policy *policy, int rule)
 	return atomic_load_explicit(&rule_at(policy, rule)->hits, memory_order_relaxed);
 }
 
+bool qs_policy_uses_steps(const struct qs_policy *policy)
+{
+	for (int i = 0; i < policy->count; i++)
+		if (policy->rules[i].given >> QS_KEY_STEPS & 1)
+			return true;
+	return false;
+}
+
+/* Of one item: where it begins, where it ends, or wherever it may. */
+static int64_t range_next(const struct qs_range *range, int64_t step)
+{
+	if (range->divisible)
+		return step + 1;
+	if (range->low > step)
+		return range->low;
+	return range->high >= step && range->high < INT64_MAX ? range->high + 1 : INT64_MAX;
+}
+
+int64_t qs_policy_next_step(const struct qs_policy *policy, int64_t step)
+{
+	int64_t next = INT64_MAX;
+	for (int i = 0; i < policy->count; i++) {
+		const struct qs_ranges *steps = &policy->rules[i].numbers[QS_KEY_STEPS];
+		for (int j = 0; j < steps->count; j++)
+			next = least(next, range_next(&steps->items[j], step));
+	}
+	return next;
+}
+
 /* Why a rule may have matched nothing, if that can be told. */
 static const char *unused_cause(const struct qs_policy *policy, const struct qs_rule *rule)
 {
@@ -185,6 +217,8 @@ static const char *unused_cause(const struct qs_policy *policy, const struct qs_
 		return ": no product had a layer name, as the program marks none";
 	if (rule->given & needs_role && !atomic_load(&policy->role_seen))
 		return ": the role of no product could be told";
+	if (rule->given >> QS_KEY_STEPS & 1 && !atomic_load(&policy->step_seen))
+		return ": steps are unknown, as the products do not recur regularly";
 	return "";
 }
 

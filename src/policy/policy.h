@@ -1,15 +1,18 @@
 /* policy/: the ini file that says what may be done with which product, and the options table.
  *
- * A policy is read once, at the first intercepted product, from QSHIM_POLICY (a file, or the name
+ * A policy is read at the first intercepted product, from QSHIM_POLICY (a file, or the name
  * of an embedded preset), then QSHIM_SET, then the QSHIM_* variables; later wins. A broken policy
  * gives one message naming file, line and remedy, and qs_policy_load() then returns a policy of
- * which qs_policy_broken() is true: everything runs natively. Nothing else in the library reads the
+ * which qs_policy_broken() is true: everything runs natively. A
+ * file is looked at again while the program runs (watch.c). Nothing else in the library reads the
  * environment. config/default.ini shows the file, rule.h describes the values of a rule.
  *
  * option.c       the options table: qs_option_at qs_option_find qs_option_set qs_option_text
  *                qs_options_default
  * load.c         qs_policy_load qs_policy_parse qs_policy_free qs_policy_warn_unknown
  * match.c        qs_policy_choose qs_policy_report_unused qs_policy_process_allowed, accessors
+ *                qs_policy_uses_steps qs_policy_next_step
+ * watch.c        qs_policy_is_watched qs_policy_look
  * show.c         qs_policy_show
  * preset.c       qs_preset_text qs_preset_name (the texts: preset_text.S)
  * nearest.c      qs_nearest
@@ -96,6 +99,7 @@ struct qs_subject {
 	int64_t step;      /* training step, -1 = unknown                        */
 	int32_t weights;   /* number of weights of the program, <= 0 = unknown;
 	                      ordinals counted from the end match only once known */
+	bool again;        /* was asked for before: counted only by a rule that has no hit */
 };
 
 /* What the policy wants for a product. */
@@ -121,6 +125,21 @@ struct qs_policy *qs_policy_parse(const char *name, const char *text, size_t len
  * with the nearest name. The library passes `environ`, once, unless qshim is off. */
 void qs_policy_warn_unknown(char *const *environment);
 void qs_policy_free(struct qs_policy *policy);
+
+/* True if the policy came from a file that qs_policy_look() can follow. */
+bool qs_policy_is_watched(const struct qs_policy *policy);
+/* Looks at the file of a watched policy: one stat(), and if it has changed, a reading. Returns the
+ * new policy, or NULL if `policy` is to stay: the file says the same, was changed less than a
+ * second ago, is gone or broken; the last two are said, once for each version of the file. Options
+ * outside the rules, [qshim] mode and process are fixed at the start; a change of one is said. By
+ * one thread at a time; others may use `policy` meanwhile, and it is not freed. */
+struct qs_policy *qs_policy_look(struct qs_policy *policy);
+
+/* True if a rule asks for the training step. */
+bool qs_policy_uses_steps(const struct qs_policy *policy);
+/* The first step after `step` (>= -1) at which a rule may match what it did not at the step before,
+ * or no longer; INT64_MAX = none. */
+int64_t qs_policy_next_step(const struct qs_policy *policy, int64_t step);
 /* True if the file could not be used: the caller passes everything with QS_REASON_POLICY. */
 bool qs_policy_broken(const struct qs_policy *policy);
 

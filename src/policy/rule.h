@@ -17,6 +17,10 @@
 #ifndef QS_POLICY_RULE_H
 #define QS_POLICY_RULE_H
 
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+
 #include "policy/policy.h"
 
 #define QS_RULE_NAME  32        /* bytes with the NUL; the counter file has as many          */
@@ -158,6 +162,28 @@ void qs_rule_clear(struct qs_rule *rule);
 
 /* ini.c --------------------------------------------------------------------------------------- */
 
+/* What tells one state of a file from another; all zero = none that was read. */
+struct qs_version {
+	dev_t device;             /* identity: an editor may replace the file               */
+	ino_t inode;              /* identity                                               */
+	off_t size;               /* bytes                                                  */
+	struct timespec written;  /* mtime                                                  */
+	struct timespec attended; /* ctime: also a change of the mode, or a forged mtime    */
+};
+
+/* What a policy was made from, to make it again: the environment may have changed by then. */
+struct qs_source {
+	char path[QS_PATH_MAX];    /* of the file, absolute; "" = none, or not to be followed  */
+	char *set;                 /* QSHIM_SET, or NULL                                       */
+	bool mode_asked;           /* by QSHIM                                                 */
+	enum qs_mode mode;         /* what it asked for                                        */
+	uint32_t from_environment; /* bit per option that a variable gave                      */
+	struct qs_version version; /* of the file when last looked at                          */
+	uint64_t hash;             /* of the text last read, good or not                       */
+	bool same;                 /* it was that of the reading before                        */
+	bool missing;              /* the file could not be found, which was said              */
+};
+
 struct qs_policy {
 	struct qs_options options;  /* effective                                               */
 	struct qs_patterns process; /* options.process, compiled                               */
@@ -169,7 +195,20 @@ struct qs_policy {
 	bool broken;                /* could not be used                                       */
 	_Atomic bool layer_seen;    /* some product had a label                                */
 	_Atomic bool role_seen;     /* some product had a known role                           */
+	_Atomic bool step_seen;     /* some product had a known step                           */
+	struct qs_source source;    /* for watch.c                                             */
+	struct qs_policy *earlier;  /* that it took the place of, which others may be reading  */
 };
+
+/* load.c: the policy that the file of `old` makes now, with the environment that `old` had. NULL if
+ * the text is the one last read (then old->source.same), if it is unusable, with one message, or if
+ * memory is out. */
+struct qs_policy *qs_policy_again(struct qs_policy *old);
+/* watch.c: the version of an open or named file. */
+struct qs_version qs_version_of(const struct stat *status);
+/* watch.c: changed so lately that it may change once more without looking different, or that its
+ * writer is not done. */
+bool qs_version_is_young(const struct qs_version *version);
 
 /* Reads an ini text into a policy that holds defaults; `policy->name` is used in messages and must
  * stay. On false one message was written and the policy is half read. */

@@ -21,7 +21,7 @@ static void decide_key(const char *text, struct qs_key key)
 	policy = qs_policy_parse("test.ini", text, strlen(text));
 	ck_assert_ptr_nonnull(policy);
 	plan = (struct qs_plan){.key = key};
-	qs_decide(&plan, policy);
+	qs_decide(&plan, policy, false);
 }
 
 #define QSHIM    "[qshim]\nversion = 1\n"
@@ -118,6 +118,15 @@ START_TEST(observe_and_shadow_pass_what_would_be_replaced)
 }
 END_TEST
 
+START_TEST(off_and_another_process_pass_what_would_be_replaced)
+{
+	decide(QSHIM "mode = off\n[default]\naction = auto\n", LARGE);
+	expect(QS_ACTION_NATIVE, "off", "default");
+	decide(QSHIM "process = nobody\n[default]\naction = auto\n", LARGE);
+	expect(QS_ACTION_NATIVE, "process", "default");
+}
+END_TEST
+
 START_TEST(observe_and_shadow_keep_the_reason_of_what_would_pass_anyway)
 {
 	decide(QSHIM "mode = observe\n[default]\naction = auto\n", SMALL);
@@ -158,7 +167,7 @@ START_TEST(a_broken_policy_passes_everything_eligible_or_not)
 	ck_assert(qs_policy_broken(policy));
 	for (int i = 0; i < 2; i++) {
 		plan = (struct qs_plan){.key = key};
-		qs_decide(&plan, policy);
+		qs_decide(&plan, policy, false);
 		expect(QS_ACTION_NATIVE, "policy", NULL);
 		key.atype = CUDA_R_16F;
 	}
@@ -180,6 +189,7 @@ int main(void)
 	tcase_add_test(tcase, nf4_by_rule_is_left_to_its_engine_whatever_the_size);
 	tcase_add_test(tcase, bf16_by_rule_is_left_to_its_engine_whatever_the_size);
 	tcase_add_test(tcase, observe_and_shadow_pass_what_would_be_replaced);
+	tcase_add_test(tcase, off_and_another_process_pass_what_would_be_replaced);
 	tcase_add_test(tcase, observe_and_shadow_keep_the_reason_of_what_would_pass_anyway);
 	tcase_add_test(tcase, an_ineligible_product_asks_no_rule);
 	tcase_add_test(tcase, an_eligible_product_counts_its_rule_once);

@@ -342,12 +342,12 @@ START_TEST(rules_see_the_layer)
 	                           "action = native\n[default]\naction = fp8\n";
 	struct qs_policy *policy = qs_policy_parse("test.ini", text, strlen(text));
 	struct qs_plan plan = {.key = plain_key(128, 64, 256)};
-	qs_decide(&plan, policy);
+	qs_decide(&plan, policy, false);
 	ck_assert_str_eq(plan.rule, "default");
 	qs_label_push("model.lm_head");
 	plan = (struct qs_plan){.key = plain_key(128, 64, 256)};
 	plan.key.layer = qs_label_current();
-	qs_decide(&plan, policy);
+	qs_decide(&plan, policy, false);
 	ck_assert_str_eq(plan.rule, "head");
 	ck_assert_int_eq(plan.action, QS_ACTION_NATIVE);
 	qs_policy_free(policy);

@@ -1,0 +1,175 @@
+/* The policy while the program runs: its file is looked at again, and rules that ask for the
+ * training step are heard again when it comes.
+ *
+ * A call pays a decrement. A thread reads the clock (no system call) ten times a second, or at
+ * every STRIDE_MAX-th call if it makes more; whoever finds a second gone looks at the file. What
+ * that leaves behind (old policies, and a plan for each decision a key ever had) is never freed, as
+ * other threads may be reading it: CHANGES_MAX bounds it (a policy of ten rules takes about 15
+ * KiB). The thread that looks waits for the file system, as it did at the start.
+ *
+ * Steps are counted only where a rule or the summary wants them: a lock and some 35 ns a call.
+ */
+#include "plan/plan.h"
+
+#include <time.h>
+
+#define LOOK_MS     1000 /* between two looks at the file                      */
+#define STRIDE_MS   100  /* between two looks of a busy thread at the clock    */
+#define STRIDE_MAX  1024 /* calls between two looks of a thread at the clock   */
+#define CHANGES_MAX 1000 /* of the policy in a process                         */
+
+/* ---- the file -----------------------------------------------------------------------------------
+ */
+
+static _Atomic int64_t due = INT64_MAX; /* when to look at the file, ms; INT64_MAX = never */
+static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
+static int changes; /* so far, under `looking` */
+
+static __thread uint32_t left;   /* calls until this thread looks at the clock */
+static __thread uint32_t stride; /* calls between two of these                 */
+static __thread uint32_t seen;   /* the clock then, ms                         */
+
+static void steps_follow(struct qs_policy *policy);
+static pthread_mutex_t stepping = PTHREAD_MUTEX_INITIALIZER; /* the sequence of products */
+
+static int64_t clock_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* A step must not come between the deciding and the steps it holds for. */
+static void use(struct qs_policy *policy)
+{
+	pthread_mutex_lock(&stepping);
+	int changed = qs_plans_decide_again(policy);
+	steps_follow(policy);
+	pthread_mutex_unlock(&stepping);
+	qs_note_policy(qs_policy_name(policy), changed);
+	if (++changes < CHANGES_MAX)
+		return;
+	atomic_store(&due, INT64_MAX);
+	qs_message(QS_LOG_WARN, "%s: changed %d times; no further change takes effect",
+	           qs_policy_name(policy), CHANGES_MAX);
+}
+
+static void look(void)
+{
+	if (pthread_mutex_trylock(&looking)) /* a slow file system: the next look is soon enough */
+		return;
+	struct qs_policy *policy = qs_policy_look(atomic_load(&qs_process()->policy));
+	if (policy)
+		use(policy);
+	pthread_mutex_unlock(&looking);
+}
+
+/* Doubles or halves the stride, whichever comes nearer to STRIDE_MS. */
+static void look_at_clock(void)
+{
+	int64_t now = clock_ms(), when = atomic_load_explicit(&due, memory_order_relaxed);
+	uint32_t passed = (uint32_t)now - seen;
+	seen = (uint32_t)now;
+	stride = passed > STRIDE_MS ? stride / 2 : 2 * stride + 1;
+	stride = stride < STRIDE_MAX ? stride : STRIDE_MAX - 1;
+	left = stride;
+	if (now >= when && atomic_compare_exchange_strong(&due, &when, now + LOOK_MS))
+		look();
+}
+
+/* ---- steps --------------------------------------------------------------------------------------
+ */
+
+static struct qs_period period = {.step = -1};
+static _Atomic bool wanted;         /* by a rule or the summary                          */
+static _Atomic int64_t step = -1;   /* period.step                                       */
+static int64_t step_next;           /* at which a rule may answer otherwise              */
+static int64_t first_step;          /* timed: the first that was seen to begin           */
+static struct timespec first, last; /* when that one and the last one began             */
+
+/* Under `stepping`. */
+static void steps_follow(struct qs_policy *policy)
+{
+	const bool uses = qs_policy_uses_steps(policy);
+	step_next = uses ? qs_policy_next_step(policy, period.step) : INT64_MAX;
+	if (uses)
+		atomic_store(&wanted, true);
+}
+
+/* That steps have become known may change any answer. */
+static void step_begins(void)
+{
+	const bool known = atomic_exchange(&step, period.step) >= 0;
+	clock_gettime(CLOCK_MONOTONIC, &last);
+	if (!known) {
+		first = last;
+		first_step = period.step;
+	}
+	struct qs_policy *policy = atomic_load(&qs_process()->policy);
+	if ((known && period.step < step_next) || !qs_policy_uses_steps(policy))
+		return;
+	qs_plans_decide_again(NULL);
+	step_next = qs_policy_next_step(policy, period.step);
+}
+
+static void count(const struct qs_key *key)
+{
+	uint32_t symbol = (uint32_t)qs_key_hash(key);
+	pthread_mutex_lock(&stepping);
+	if (qs_period_add(&period, symbol))
+		step_begins();
+	pthread_mutex_unlock(&stepping);
+}
+
+/* ---- both ---------------------------------------------------------------------------------------
+ */
+
+void qs_live_start(void)
+{
+	struct qs_policy *policy = atomic_load(&qs_process()->policy);
+	if (qs_process()->options->summary == QS_SUMMARY_ALWAYS)
+		atomic_store(&wanted, true);
+	steps_follow(policy);
+	if (qs_policy_is_watched(policy))
+		atomic_store(&due, clock_ms() + LOOK_MS);
+}
+
+void qs_live_call(const struct qs_key *key)
+{
+	if (left)
+		left--;
+	else
+		look_at_clock();
+	if (atomic_load_explicit(&wanted, memory_order_relaxed))
+		count(key);
+}
+
+int64_t qs_live_step(void)
+{
+	return atomic_load_explicit(&step, memory_order_relaxed);
+}
+
+/* A product may be under way in another thread, or below a signal handler that calls exit(). */
+void qs_live_report(void)
+{
+	if (pthread_mutex_trylock(&stepping))
+		return;
+	const int64_t timed = period.step - first_step;
+	const double seconds = (double)(last.tv_sec - first.tv_sec) +
+	                       1e-9 * (double)(last.tv_nsec - first.tv_nsec);
+	if (period.step >= 0 && timed > 0)
+		qs_note_steps(period.step, (int64_t)period.accepted, seconds / (double)timed);
+	pthread_mutex_unlock(&stepping);
+}
+
+/* The child starts again, with the policy as it is then. */
+void qs_live_forked(void)
+{
+	looking = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	stepping = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	changes = 0;
+	atomic_store(&due, INT64_MAX);
+	atomic_store(&step, -1);
+	if (atomic_exchange(&wanted, false)) /* else it was never written */
+		qs_period_reset(&period);
+}
