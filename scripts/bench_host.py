@@ -6,8 +6,6 @@ per call is the CPU's alone. Passed is a call that qshim leaves to cuBLAS, repla
 are quantised each time (tensor and row scaling), reused one that finds them quantised. The processes
 take turns; figures are medians over the rounds, each of them a median over batches.
 """
-import os
-import pathlib
 import subprocess
 
 import bench_lib
@@ -28,8 +26,7 @@ SIDES = {
 
 
 def program():
-    build = pathlib.Path(os.environ.get("QS_TEST_BUILD", bench_lib.ROOT / "build"))
-    return build / "intercept" / "bench_calls"
+    return bench_lib.built("intercept", "bench_calls", "tests")
 
 
 # ---- in the children ----------------------------------------------------------------------------
@@ -71,8 +68,7 @@ def figures(times):
 
 def main():
     arguments = bench_lib.parse(bench_lib.parser(__doc__))
-    if not program().is_file():
-        raise bench_lib.Failed(f"{program()} is missing: run make tests first")
+    program()  # or its absence is told before anything is started
     rounds = 3 if arguments.quick else ROUNDS
     with bench_lib.Sides(__file__, SIDES, arguments.library) as sides:
         for side in sides.sides.values():

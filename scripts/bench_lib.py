@@ -403,6 +403,14 @@ def parse(p, shape_type=None):
     return arguments
 
 
+def built(folder, name, target):
+    """Path of a C program in the build folder; `target` is what makes it."""
+    file = pathlib.Path(os.environ.get("QS_TEST_BUILD", ROOT / "build")) / folder / name
+    if not file.is_file():
+        raise Failed(f"{file} is missing: run make {target} first")
+    return file
+
+
 def policy_of(arguments):
     return {"QSHIM_POLICY": arguments.policy} if arguments.policy else {}
 

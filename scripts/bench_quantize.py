@@ -5,8 +5,6 @@ A C program (tests/gpu/bench_quantize.c) times each kernel on matrices that are 
 rates count the bytes that a kernel is meant to move, and are given in percent of the copy's.
 """
 import json
-import os
-import pathlib
 import subprocess
 
 import bench_lib
@@ -15,8 +13,7 @@ import bench_worker
 
 
 def program():
-    build = pathlib.Path(os.environ.get("QS_TEST_BUILD", bench_lib.ROOT / "build"))
-    return build / "gpu" / "bench_quantize"
+    return bench_lib.built("gpu", "bench_quantize", "gpu")
 
 
 def run_program():
@@ -30,8 +27,7 @@ def build(_):
 
 def main():
     arguments = bench_lib.parse(bench_lib.parser(__doc__))
-    if not program().is_file():
-        raise bench_lib.Failed(f"{program()} is missing: run make gpu first")
+    program()  # or its absence is told before anything is started
     with bench_lib.Sides(__file__, {"native": None}, arguments.library) as sides:
         sides["native"].ask("load", case={})
         report = bench_lib.Report(__file__, arguments, sides, bench_lib.Effort(blocks=1))

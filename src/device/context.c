@@ -109,34 +109,45 @@ static void make_history(struct qs_context *context)
 	atomic_fetch_add(&context->taken, bytes);
 }
 
+/* A kernel's name and where its function goes. */
+struct kernel {
+	const char *name;
+	CUfunction *function;
+};
+
+static CUresult load(CUmodule *module, const void *image, const struct kernel *kernels,
+                     size_t count)
+{
+	CUresult error = qs_driver_get()->cuModuleLoadData(module, image);
+	for (size_t i = 0; i < count && !error; i++)
+		error = load_function(*module, kernels[i].name, kernels[i].function);
+	return error;
+}
+
+#define COUNT(table) (sizeof(table) / sizeof *(table))
+
 static CUresult load_quantise(struct qs_context *context)
 {
 	CUmodule module;
-	CUresult error = qs_driver_get()->cuModuleLoadData(&module, qs_fatbin_quantise);
-	if (!error)
-		error = load_function(module, QS_KERNEL_QUANTISE, &context->quantise);
-	if (!error)
-		error = load_function(module, QS_KERNEL_REPAIR, &context->repair);
-	if (!error)
-		error = load_function(module, QS_KERNEL_QUANTISE_ROWS, &context->rows);
-	if (!error)
-		error = load_function(module, QS_KERNEL_AMAX_COLUMNS, &context->amax_columns);
-	if (!error)
-		error = load_function(module, QS_KERNEL_CAST_COLUMNS, &context->cast_columns);
-	return error;
+	const struct kernel kernels[] = {
+	        {QS_KERNEL_QUANTISE, &context->quantise},
+	        {QS_KERNEL_REPAIR, &context->repair},
+	        {QS_KERNEL_QUANTISE_ROWS, &context->rows},
+	        {QS_KERNEL_AMAX_COLUMNS, &context->amax_columns},
+	        {QS_KERNEL_CAST_COLUMNS, &context->cast_columns},
+	};
+	return load(&module, qs_fatbin_quantise, kernels, COUNT(kernels));
 }
 
 static CUresult load_hash(struct qs_context *context)
 {
 	CUmodule module;
-	CUresult error = qs_driver_get()->cuModuleLoadData(&module, qs_fatbin_hash);
-	if (!error)
-		error = load_function(module, QS_KERNEL_HASH, &context->hash);
-	if (!error)
-		error = load_function(module, QS_KERNEL_HASH_JUDGE, &context->hash_judge);
-	if (!error)
-		error = load_function(module, QS_KERNEL_HASH_COMMIT, &context->hash_commit);
-	return error;
+	const struct kernel kernels[] = {
+	        {QS_KERNEL_HASH, &context->hash},
+	        {QS_KERNEL_HASH_JUDGE, &context->hash_judge},
+	        {QS_KERNEL_HASH_COMMIT, &context->hash_commit},
+	};
+	return load(&module, qs_fatbin_hash, kernels, COUNT(kernels));
 }
 
 /* How many clusters of 1, 2 and 4 blocks of this kernel run at once. */
@@ -199,13 +210,12 @@ static bool load_all_products(struct qs_context *context, CUmodule module)
 static CUresult load_nf4(struct qs_context *context)
 {
 	CUmodule module;
-	CUresult error = qs_driver_get()->cuModuleLoadData(&module, qs_fatbin_nf4);
-	if (!error)
-		error = load_function(module, QS_KERNEL_NF4_PACK, &context->nf4_pack);
-	if (!error)
-		error = load_function(module, QS_KERNEL_FP8_PACK, &context->fp8_pack);
-	if (!error)
-		error = load_function(module, QS_KERNEL_NF4_EXPAND, &context->nf4_expand);
+	const struct kernel kernels[] = {
+	        {QS_KERNEL_NF4_PACK, &context->nf4_pack},
+	        {QS_KERNEL_FP8_PACK, &context->fp8_pack},
+	        {QS_KERNEL_NF4_EXPAND, &context->nf4_expand},
+	};
+	CUresult error = load(&module, qs_fatbin_nf4, kernels, COUNT(kernels));
 	context->few_tokens = !error && load_all_products(context, module);
 	return error;
 }

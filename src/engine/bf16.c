@@ -8,23 +8,6 @@
 #include "engine/tune.h"
 #include "operand/operand.h"
 
-static struct qs_lt_call call_of(const struct qs_gemm *g, const struct qs_stream *stream,
-                                 const struct qs_scratch *scratch)
-{
-	return (struct qs_lt_call){
-	        .handle = g->handle,
-	        .alpha = g->alpha,
-	        .beta = g->beta,
-	        .a = g->a,
-	        .b = g->b,
-	        .c = g->key.beta == QS_SCALAR_ZERO ? g->d : g->c,
-	        .d = g->d,
-	        .bias = g->bias,
-	        .workspace = (void *)(uintptr_t)scratch->base,
-	        .stream = stream->handle,
-	};
-}
-
 static bool worth_it(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                      const struct qs_stream *stream, struct qs_failure *failure)
 {
@@ -33,7 +16,7 @@ static bool worth_it(struct qs_lt *lt, const struct qs_gemm *g, struct qs_contex
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, QS_LT_WORKSPACE, &why);
 	if (!scratch)
 		return qs_failed(failure, why, "workspace");
-	struct qs_lt_call call = call_of(g, stream, scratch);
+	struct qs_lt_call call = qs_lt_call_of(g, stream->handle, scratch->base);
 	const bool allowed = qs_may_tune(g);
 	bool tuned = qs_tune(lt, g, context, &call, NULL, &timing);
 	qs_scratch_unlock(scratch);
@@ -78,7 +61,7 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, QS_LT_WORKSPACE, &why);
 	if (!scratch)
 		return qs_failed(failure, why, "workspace");
-	struct qs_lt_call call = call_of(g, stream, scratch);
+	struct qs_lt_call call = qs_lt_call_of(g, stream->handle, scratch->base);
 	cublasStatus_t status = qs_lt_run(lt, &call, atomic_load(&lt->best));
 	qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
 	qs_scratch_unlock(scratch);

@@ -42,30 +42,6 @@ static CUresult make_operands(struct fp8 *fp8, const struct qs_gemm *g,
 	return qs_operands_make(&fp8->operands, context, stream, scratch, source, reuse, pair);
 }
 
-static const void *host(CUdeviceptr p)
-{
-	return (const void *)(uintptr_t)p;
-}
-
-static struct qs_lt_call call_of(const struct qs_gemm *g, const struct qs_stream *stream,
-                                 const struct qs_scratch *scratch, const struct qs_pair *pair)
-{
-	return (struct qs_lt_call){
-	        .handle = g->handle,
-	        .alpha = g->alpha,
-	        .beta = g->beta,
-	        .a = host(pair->data[0]),
-	        .b = host(pair->data[1]),
-	        .c = g->key.beta == QS_SCALAR_ZERO ? g->d : g->c,
-	        .d = g->d,
-	        .bias = g->bias,
-	        .scale_a = host(pair->scale[0]),
-	        .scale_b = host(pair->scale[1]),
-	        .workspace = (void *)(uintptr_t)scratch->base,
-	        .stream = stream->handle,
-	};
-}
-
 /* The conversion of both operands, as a call that finds neither pays it. */
 struct conversion {
 	struct fp8 *fp8;
@@ -86,23 +62,16 @@ static int convert(void *data)
 /* Chooses the algorithm, and where the policy leaves the choice to us says whether fp8 pays. What
  * could not be measured is left to the size model that brought us here. The first conversion finds
  * no prediction and casts twice, the timed ones do as later calls will. */
-static bool tune(struct conversion *conversion, bool must_win, struct qs_context *context,
+static bool tune(struct conversion *c, bool must_win, struct qs_context *context,
                  struct qs_failure *failure)
 {
-	struct fp8 *fp8 = conversion->fp8;
-	struct qs_timing timing;
-	if (convert(conversion))
+	if (convert(c))
 		return true;
-	struct qs_lt_call call =
-	        call_of(conversion->g, conversion->stream, conversion->scratch, &conversion->pair);
-	const struct qs_rival preparation = {convert, conversion};
-	if (!qs_tune(fp8->lt, conversion->g, context, &call, &preparation, &timing) ||
-	    timing.rival[0] < 0 || timing.rival[1] < 0)
-		return true;
-	const float ours = timing.best + timing.rival[1], native = timing.rival[0];
-	qs_failed(failure, QS_REASON_NOT_FASTER, "fp8 %.1f + %.1f us, native %.1f us",
-	          1e3 * (double)timing.best, 1e3 * (double)timing.rival[1], 1e3 * (double)native);
-	return !must_win || qs_tune_wins(ours, native);
+	const struct qs_lt_call call =
+	        qs_lt_call_fp8(c->g, c->stream->handle, c->scratch->base, &c->pair);
+	const struct qs_rival preparation = {convert, c};
+	return qs_tune_prepared(c->fp8->lt, c->g, context, &call, &preparation, must_win, "fp8",
+	                        failure);
 }
 
 /* A plan that is given up must not be remembered by what it made. */
@@ -137,25 +106,6 @@ static uint32_t format_of_b(const struct qs_key *key, const struct qs_choice *ch
 	return gradient && choice->format == QS_FORMAT_E5M2 ? QS_FP8_E5M2 : QS_FP8_E4M3;
 }
 
-/* Fast accumulation (no promotion to fp32 within a tile) is worth 10 % and is what every trainer
- * uses forward and none backward; where the role is unknown the accurate form is used. */
-static struct qs_lt *make_product(const struct fp8 *fp8, const struct qs_gemm *g,
-                                  struct qs_failure *failure)
-{
-	const bool e5m2 = fp8->operands.shape[1].format == QS_FP8_E5M2;
-	const struct qs_lt_operands operands = {
-	        .type = {CUDA_R_8F_E4M3, e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3},
-	        .ta = fp8->operands.op[0],
-	        .tb = fp8->operands.op[1],
-	        .k = fp8->operands.k,
-	        .lda = fp8->operands.ld[0],
-	        .ldb = fp8->operands.ld[1],
-	        .rows = fp8->rows,
-	        .fast = g->key.role == QS_ROLE_FWD,
-	};
-	return qs_lt_create(g, &operands, failure);
-}
-
 /* Scales by row: Hopper only, from cuBLASLt 12.9 on. */
 static bool check_rows(const struct qs_gemm *g, const struct qs_context *context,
                        struct qs_failure *failure)
@@ -183,7 +133,7 @@ static bool make_parts(struct fp8 *fp8, const struct qs_gemm *g, const struct qs
 		qs_operands_plan(&fp8->operands, &g->key, layouts[i],
 		                 QS_LT_WORKSPACE + QS_KEPT_WORK);
 		fp8->operands.shape[1].format = format_of_b(&g->key, choice);
-		fp8->lt = make_product(fp8, g, failure);
+		fp8->lt = qs_lt_create_fp8(g, &fp8->operands, fp8->rows, failure);
 	}
 	return fp8->lt;
 }
@@ -242,7 +192,7 @@ static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_con
 	CUresult error = make_operands(fp8, g, context, stream, scratch, may_reuse(), pair);
 	if (error)
 		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
-	struct qs_lt_call call = call_of(g, stream, scratch, pair);
+	const struct qs_lt_call call = qs_lt_call_fp8(g, stream->handle, scratch->base, pair);
 	cublasStatus_t status = qs_lt_run(fp8->lt, &call, atomic_load(&fp8->lt->best));
 	qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
 	if (status)

@@ -208,6 +208,59 @@ struct qs_lt *qs_lt_create(const struct qs_gemm *g, const struct qs_lt_operands 
 	return lt;
 }
 
+static cudaDataType type_of(uint32_t format)
+{
+	return format == QS_FP8_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+}
+
+struct qs_lt *qs_lt_create_fp8(const struct qs_gemm *g, const struct qs_operands *operands,
+                               bool rows, struct qs_failure *failure)
+{
+	const struct qs_lt_operands narrow = {
+	        .type = {type_of(operands->shape[0].format), type_of(operands->shape[1].format)},
+	        .ta = operands->op[0],
+	        .tb = operands->op[1],
+	        .k = operands->k,
+	        .lda = operands->ld[0],
+	        .ldb = operands->ld[1],
+	        .rows = rows,
+	        .fast = g->key.role == QS_ROLE_FWD,
+	};
+	return qs_lt_create(g, &narrow, failure);
+}
+
+struct qs_lt_call qs_lt_call_of(const struct qs_gemm *g, CUstream stream, CUdeviceptr workspace)
+{
+	return (struct qs_lt_call){
+	        .handle = g->handle,
+	        .alpha = g->alpha,
+	        .beta = g->beta,
+	        .a = g->a,
+	        .b = g->b,
+	        .c = g->key.beta == QS_SCALAR_ZERO ? g->d : g->c,
+	        .d = g->d,
+	        .bias = g->bias,
+	        .workspace = (void *)(uintptr_t)workspace,
+	        .stream = stream,
+	};
+}
+
+static const void *host(CUdeviceptr p)
+{
+	return (const void *)(uintptr_t)p;
+}
+
+struct qs_lt_call qs_lt_call_fp8(const struct qs_gemm *g, CUstream stream, CUdeviceptr workspace,
+                                 const struct qs_pair *pair)
+{
+	struct qs_lt_call call = qs_lt_call_of(g, stream, workspace);
+	call.a = host(pair->data[0]);
+	call.b = host(pair->data[1]);
+	call.scale_a = host(pair->scale[0]);
+	call.scale_b = host(pair->scale[1]);
+	return call;
+}
+
 cublasStatus_t qs_lt_run(struct qs_lt *lt, const struct qs_lt_call *call, int candidate)
 {
 	pthread_mutex_lock(&lt->lock);

@@ -1,7 +1,7 @@
 /* A product by cuBLASLt as the engines use it: descriptors made once, algorithm candidates,
  * pointers set per call.
  *
- * lt.c      qs_lt_create qs_lt_destroy qs_lt_run
+ * lt.c      qs_lt_create qs_lt_create_fp8 qs_lt_destroy qs_lt_call_of qs_lt_call_fp8 qs_lt_run
  * choose.c  qs_lt_choose
  */
 #ifndef QS_ENGINE_LT_H
@@ -12,6 +12,7 @@
 
 #include "engine/engine.h"
 #include "intercept/intercept.h"
+#include "operand/operand.h"
 
 /* The size recommended for Hopper (cuBLAS manual, cublasSetWorkspace). */
 #define QS_LT_WORKSPACE  ((size_t)32 << 20)
@@ -57,7 +58,17 @@ struct qs_lt_call {
 /* Prepares the product of `g` with other operands; NULL with *failure filled. */
 struct qs_lt *qs_lt_create(const struct qs_gemm *g, const struct qs_lt_operands *operands,
                            struct qs_failure *failure);
+/* The same for operands in fp8 as `operands` lays them out, with a scale each, or one for each row
+ * along K. Fast accumulation (no promotion to fp32 within a tile) is worth 10 % and is what every
+ * trainer uses forward and none backward; where the role is unknown the accurate form is used. */
+struct qs_lt *qs_lt_create_fp8(const struct qs_gemm *g, const struct qs_operands *operands,
+                               bool rows, struct qs_failure *failure);
 void qs_lt_destroy(struct qs_lt *lt);
+/* The pointers of this call of the program, `workspace` being QS_LT_WORKSPACE bytes. */
+struct qs_lt_call qs_lt_call_of(const struct qs_gemm *g, CUstream stream, CUdeviceptr workspace);
+/* The same with these operands in fp8. */
+struct qs_lt_call qs_lt_call_fp8(const struct qs_gemm *g, CUstream stream, CUdeviceptr workspace,
+                                 const struct qs_pair *pair);
 /* Submits the product with candidate number `candidate`. */
 cublasStatus_t qs_lt_run(struct qs_lt *lt, const struct qs_lt_call *call, int candidate);
 

@@ -67,23 +67,6 @@ static void destroy(struct nf4 *nf4)
 	free(nf4);
 }
 
-/* Accumulation as in the fp8 engine. */
-static bool make_product(struct nf4 *nf4, const struct qs_gemm *g, struct qs_failure *failure)
-{
-	qs_operands_plan(&nf4->operands, &g->key, false, 0);
-	const struct qs_lt_operands operands = {
-	        .type = {CUDA_R_8F_E4M3, CUDA_R_8F_E4M3},
-	        .ta = nf4->operands.op[0],
-	        .tb = nf4->operands.op[1],
-	        .k = nf4->operands.k,
-	        .lda = nf4->operands.ld[0],
-	        .ldb = nf4->operands.ld[1],
-	        .fast = g->key.role == QS_ROLE_FWD,
-	};
-	nf4->lt = qs_lt_create(g, &operands, failure);
-	return nf4->lt;
-}
-
 static bool check(const struct qs_gemm *g, struct qs_failure *failure)
 {
 	struct qs_matrix weight;
@@ -151,11 +134,6 @@ static CUresult expand(const struct nf4 *nf4, const struct call *call, CUdevicep
 	        QS_PACK_THREADS, 1, 1, 0, call->stream->handle, arguments, NULL);
 }
 
-static const void *host(CUdeviceptr p)
-{
-	return (const void *)(uintptr_t)p;
-}
-
 /* Both operands in fp8, from the packed weight. */
 static CUresult make_operands(const struct nf4 *nf4, const struct call *call,
                               CUdeviceptr descriptor, struct qs_pair *pair)
@@ -168,25 +146,6 @@ static CUresult make_operands(const struct nf4 *nf4, const struct call *call,
 	return error;
 }
 
-static struct qs_lt_call product_of(const struct call *call, const struct qs_pair *pair)
-{
-	const struct qs_gemm *g = call->g;
-	return (struct qs_lt_call){
-	        .handle = g->handle,
-	        .alpha = g->alpha,
-	        .beta = g->beta,
-	        .a = host(pair->data[0]),
-	        .b = host(pair->data[1]),
-	        .c = g->key.beta == QS_SCALAR_ZERO ? g->d : g->c,
-	        .d = g->d,
-	        .bias = g->bias,
-	        .scale_a = host(pair->scale[0]),
-	        .scale_b = host(pair->scale[1]),
-	        .workspace = (void *)(uintptr_t)call->block,
-	        .stream = call->stream->handle,
-	};
-}
-
 /* The product by cuBLASLt. */
 static bool multiply(struct nf4 *nf4, const struct call *call, CUdeviceptr descriptor,
                      uint64_t *bytes, struct qs_failure *failure)
@@ -196,7 +155,8 @@ static bool multiply(struct nf4 *nf4, const struct call *call, CUdeviceptr descr
 	if (error)
 		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
 	*bytes += pair.bytes;
-	const struct qs_lt_call product = product_of(call, &pair);
+	const struct qs_lt_call product =
+	        qs_lt_call_fp8(call->g, call->stream->handle, call->block, &pair);
 	cublasStatus_t status = qs_lt_run(nf4->lt, &product, atomic_load(&nf4->lt->best));
 	return !status ||
 	       qs_failed(failure, QS_REASON_ERROR, "cublasLtMatmul: status %d", (int)status);
@@ -286,18 +246,13 @@ static bool time_product(struct nf4 *nf4, struct call *call, struct qs_context *
                          bool must_win, struct qs_failure *failure)
 {
 	struct trial trial = {.nf4 = nf4, .call = call};
-	struct qs_timing timing;
 	if (pack(call, &trial.weight) || convert(&trial))
 		return true;
-	const struct qs_lt_call product = product_of(call, &trial.pair);
+	const struct qs_lt_call product =
+	        qs_lt_call_fp8(call->g, call->stream->handle, call->block, &trial.pair);
 	const struct qs_rival preparation = {convert, &trial};
-	if (!qs_tune(nf4->lt, call->g, context, &product, &preparation, &timing) ||
-	    timing.rival[0] < 0 || timing.rival[1] < 0)
-		return true;
-	const float ours = timing.best + timing.rival[1], native = timing.rival[0];
-	qs_failed(failure, QS_REASON_NOT_FASTER, "nf4 %.1f + %.1f us, native %.1f us",
-	          1e3 * (double)timing.best, 1e3 * (double)timing.rival[1], 1e3 * (double)native);
-	return !must_win || qs_tune_wins(ours, native);
+	return qs_tune_prepared(nf4->lt, call->g, context, &product, &preparation, must_win, "nf4",
+	                        failure);
 }
 
 static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_context *context,
@@ -306,7 +261,7 @@ static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_
 {
 	enum qs_reason why;
 	struct call call = {.g = g, .context = context, .stream = stream};
-	if (!nf4->lt || !qs_may_tune(g))
+	if (!qs_may_tune(g))
 		return true;
 	qs_weight_of(g, &call.weight);
 	call.at = layout_of(nf4, &call.weight, false);
@@ -318,6 +273,15 @@ static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_
 	bool wins = time_product(nf4, &call, context, must_win, failure);
 	qs_scratch_unlock(scratch);
 	return wins;
+}
+
+/* Prepares the product of many tokens. */
+static bool prepare_many(struct nf4 *nf4, const struct qs_gemm *g, struct qs_context *context,
+                         const struct qs_stream *stream, bool must_win, struct qs_failure *failure)
+{
+	qs_operands_plan(&nf4->operands, &g->key, false, 0);
+	nf4->lt = qs_lt_create_fp8(g, &nf4->operands, false, failure);
+	return nf4->lt && time_in_scratch(nf4, g, context, stream, must_win, failure);
 }
 
 /* With few tokens nothing is timed: there is one kernel, and it reads a quarter of the bytes. But a
@@ -334,13 +298,14 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");
 		return NULL;
 	}
-	if (!qs_epoch_trusted())
-		qs_run_native(g, context);
-	if ((!qs_thin_fits(g, context) && !make_product(nf4, g, failure)) ||
-	    !time_in_scratch(nf4, g, context, stream, !choice->eager, failure)) {
+	if (!qs_thin_fits(g, context)) {
+		if (prepare_many(nf4, g, context, stream, !choice->eager, failure))
+			return nf4;
 		destroy(nf4);
 		return NULL;
 	}
+	if (!qs_epoch_trusted())
+		qs_run_native(g, context);
 	return nf4;
 }
 
