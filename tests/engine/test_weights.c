@@ -380,6 +380,18 @@ START_TEST(nf4_with_more_tokens_and_backward_is_expanded_to_fp8)
 }
 END_TEST
 
+/* Our kernels cannot be launched: each call is the program's own, and the reason is told. */
+START_TEST(launches_that_fail_leave_nf4_to_the_program)
+{
+	const char *const env[] = {NF4, "SOFTCUDA_FAIL_LAUNCH=701", NULL};
+	repeat_with(env, _i ? MANY : FEW, 0, CALLS, NULL);
+	ck_assert_uint_eq(total_replaced(&outcome), 0);
+	ck_assert_int_eq(decisions_with(&outcome, "error"), 1);
+	for (int i = 0; i < CALLS; i++)
+		ck_assert_double_gt(step_at(&outcome, i).sqnr, 45.0);
+}
+END_TEST
+
 START_TEST(what_is_no_weight_of_whole_blocks_has_no_nf4)
 {
 	const struct product *p = &without_nf4[_i];
@@ -742,6 +754,7 @@ int main(int argc, char **argv)
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, nf4_with_few_tokens_is_one_kernel, 0, COUNT(few));
 	tcase_add_test(tcase, nf4_is_kept_where_the_program_makes_no_other_products);
+	tcase_add_loop_test(tcase, launches_that_fail_leave_nf4_to_the_program, 0, 2);
 	tcase_add_loop_test(tcase, nf4_with_more_tokens_and_backward_is_expanded_to_fp8, 0,
 	                    COUNT(many));
 	tcase_add_loop_test(tcase, what_is_no_weight_of_whole_blocks_has_no_nf4, 0,
