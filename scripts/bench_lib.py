@@ -235,9 +235,17 @@ def spread(values):
     return {"p20": fifths[0], "median": statistics.median(values), "p80": fifths[3]}
 
 
+def joined(earlier, later):
+    """The blocks of two runs of measure(), as those of one. What failed in either has failed."""
+    return {label: blocks if isinstance(blocks, dict) else
+            earlier[label] if isinstance(earlier.get(label), dict) else
+            earlier.get(label, []) + blocks for label, blocks in later.items()}
+
+
 def figures(results, base):
     """What measure() returned, as figures for the report: ms of each column with its spread, and
-    how much faster than the column `base` it was, from the ratios of neighbouring blocks."""
+    how much faster than the column `base` it was, from the ratios of neighbouring blocks and, as
+    `least_ratio`, from the fastest block of either."""
     out = {}
     for label, blocks in results.items():
         if isinstance(blocks, dict):
@@ -249,6 +257,7 @@ def figures(results, base):
         if label != base and not isinstance(reference, dict):
             for field, name in (("ms", "ratio"), ("gpu_ms", "gpu_ratio")):
                 out[label][name] = spread([r[field] / b[field] for r, b in zip(reference, blocks)])
+            out[label]["least_ratio"] = min(b["ms"] for b in reference) / min(b["ms"] for b in blocks)
     return out
 
 
@@ -329,7 +338,8 @@ class Report:
         self.write()
 
     def write(self):
-        self.data["library"]["version"] = self.sides.version()
+        version = self.sides.version()  # None once they have ended
+        self.data["library"]["version"] = version or self.data["library"].get("version")
         self.data["digest"] = digest(self.data)
         if self.path:
             partial = self.path.with_name(self.path.name + ".part")

@@ -6,6 +6,11 @@ native one: qshim's own decision, qshim told to use fp8, and as the ceiling the 
 torch._scaled_mm from operands that are fp8 already. torchao's float8 training and TransformerEngine
 have columns where they are installed. --sweep asks the other question: is there any size, of all
 that models have, at which the shim makes a forward product slower?
+
+Most sizes of the sweep are so small that the CPU is what bounds a call, and a process keeps the luck
+of its start for life: where its memory lies, what its cores share. So a size that looks slower as
+called is measured again in fresh processes, and there the least times of both sides are compared: a
+busy machine only ever adds.
 """
 import contextlib
 import itertools
@@ -25,6 +30,7 @@ SWEEP = ((1, 8, 32, 128, 512, 2048, 8192, 32000), (128, 1024, 2048, 4096, 8192, 
 QUICK_SWEEP = ((1, 32, 512, 2048, 8192), (128, 1024, 4096, 14336), (1024, 4096))
 FORCED = {"QSHIM_SET": "default.action=fp8"}
 LIMIT = 0.98  # a ratio below it breaks the promise never to be slower
+PAIRS = 4     # of processes, at most, in which a size of the sweep is measured
 PAIR = [Column("native", "native", "linear"), Column("qshim", "qshim", "linear")]
 COLUMNS = PAIR + [Column("fp8", "fp8", "linear"), Column("ceiling", "native", "ceiling")]
 PEERS = {"torchao": "torchao", "torchao compiled": "torchao", "te": "transformer-engine"}
@@ -152,16 +158,19 @@ def columns_for(arguments, machine):
                       if not (arguments.quick and "compiled" in name)]
 
 
-def measure(sides, columns, case, effort):
+def measure(sides, columns, case, effort, earlier=None):
+    """The report's row of a case, and its blocks. `earlier` are blocks of other processes, which
+    count as much."""
     wanted = {side: sorted({c.variant for c in columns if c.side == side}) for side in sides.sides}
     missing = bench_lib.load(sides, case, wanted)
     present = [c for c in columns if (c.side, c.variant) not in missing]
     before = sides["qshim"].counters()
-    results = bench_lib.figures(bench_lib.measure(sides, present, effort), "native")
+    blocks = bench_lib.joined(earlier or {}, bench_lib.measure(sides, present, effort))
+    results = bench_lib.figures(blocks, "native")
     results |= {c.label: {"error": missing[c.side, c.variant]}
                 for c in columns if c not in present}
     return {**case, "columns": results,
-            "products": bench_lib.served(before, sides["qshim"].counters())}
+            "products": bench_lib.served(before, sides["qshim"].counters())}, blocks
 
 
 def cases_for(arguments):
@@ -179,13 +188,37 @@ def effort_for(arguments):
     return bench_lib.Effort(blocks=4, warm_ms=30) if arguments.quick else bench_lib.Effort()
 
 
+def least(row):
+    """Of the sweep: the ratio by the clock that is worse for qshim; 0 where it has none."""
+    figures = row["columns"]["qshim"]
+    return min(figures["least_ratio"], figures["gpu_ratio"]["median"]) if "ms" in figures else 0
+
+
+def doubtful(row):
+    figures = row["columns"]["qshim"]
+    return "ms" in figures and min(figures["least_ratio"], figures["ratio"]["median"]) < LIMIT
+
+
 def summary(rows):
     """Of a sweep: the worst size, and all that are slower than allowed, by either clock."""
-    def least(row):
-        figures = row["columns"]["qshim"]
-        return min(figures[r]["median"] for r in ("ratio", "gpu_ratio")) if "ms" in figures else 0
     ordered = sorted(rows, key=least)
     return {"limit": LIMIT, "worst": ordered[0], "below": [r for r in ordered if least(r) < LIMIT]}
+
+
+def measure_doubtful(script, settings, arguments, effort, report, blocks):
+    """Measures sizes that look slower as called again, in fresh processes each time."""
+    results = report.data["results"]
+    for pair in range(2, PAIRS + 1):
+        again = [i for i, row in enumerate(results) if doubtful(row)]
+        if not again:
+            return
+        with bench_lib.Sides(script, settings, arguments.library) as sides:
+            for i in again:
+                case = {k: results[i][k] for k in ("m", "k", "n", "forward")}
+                results[i], blocks[i] = measure(sides, PAIR, case, effort, blocks[i])
+                results[i]["pairs"] = pair
+                bench_tables.progress(results[i])
+            report.write()
 
 
 def main():
@@ -198,11 +231,15 @@ def main():
     effort = effort_for(arguments)
     with bench_lib.Sides(__file__, settings, arguments.library) as sides:
         columns = columns_for(arguments, sides["native"].facts)
-        report = bench_lib.Report(__file__, arguments, sides, effort)
+        report, blocks = bench_lib.Report(__file__, arguments, sides, effort), []
         for case in cases_for(arguments):
-            report.add(measure(sides, columns, case, effort))
-            bench_tables.progress(report.data["results"][-1])
-        report.finish(**(summary(report.data["results"]) if arguments.sweep else {}))
+            row, of_case = measure(sides, columns, case, effort)
+            report.add(row)
+            blocks.append(of_case)
+            bench_tables.progress(row)
+    if arguments.sweep:
+        measure_doubtful(__file__, settings, arguments, effort, report, blocks)
+    report.finish(**(summary(report.data["results"]) if arguments.sweep else {}))
     print(bench_tables.table("sweep" if arguments.sweep else "linear", report.data))
     bench_lib.end(report)
 

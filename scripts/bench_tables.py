@@ -70,26 +70,41 @@ def linear(report):
     return markdown(head, rows)
 
 
+def lossless(report):
+    """Under a policy that keeps bf16: nothing is in fp8, what is replaced is so by an algorithm."""
+    head = ["tokens × in × out", "native, ms", "qshim", "GPU alone", "replaced"]
+    return markdown(head, [[size_of(row), ms(row["columns"]["native"]),
+                            ratio(row["columns"]["qshim"], spread=True),
+                            ratio(row["columns"]["qshim"], "gpu_ratio", spread=True),
+                            in_fp8(row["products"])] for row in report["results"]])
+
+
 def sweep(report):
-    """By either clock: how many sizes are below the limit, how the ratios spread, the worst of all."""
+    """By either clock: how many sizes are below the limit, how the ratios spread, the worst of all.
+    As called, the fastest blocks of both sides are compared (see bench_linear.py)."""
     rows, lines = [r for r in report["results"] if "ms" in r["columns"]["qshim"]], []
     acted = [any(p["replaced"] for p in row["products"]) for row in rows]
-    lines.append(f"{len(rows)} sizes of a forward product, {sum(acted)} of them in fp8.")
+    lines.append(f"{len(rows)} sizes of a forward product, {sum(acted)} of them in fp8; "
+                 f"{sum('pairs' in row for row in rows)} were measured in several pairs of "
+                 "processes.")
     body = []
-    for name, field in (("GPU alone", "gpu_ratio"), ("As called", "ratio")):
-        def value(row):
-            return row["columns"]["qshim"][field]["median"]
+    for name, value in (("GPU alone", lambda q: q["gpu_ratio"]["median"]),
+                        ("As called", lambda q: q["least_ratio"])):
+        def of(row):
+            return value(row["columns"]["qshim"])
         limit = report.get("limit", 0)
-        below = [a for r, a in zip(rows, acted) if value(r) < limit]
+        below = [a for r, a in zip(rows, acted) if of(r) < limit]
         lines.append(f"{name}: {len(below) or 'none'} below {limit}"
                      + (f", {sum(below) or 'none'} of them in fp8" if below else "")
-                     + spread_of([value(r) for r, a in zip(rows, acted) if not a]))
-        for row in sorted(rows, key=value)[:3]:
+                     + spread_of([of(r) for r, a in zip(rows, acted) if not a]))
+        for row in sorted(rows, key=of)[:3]:
+            figures = row["columns"]["qshim"]
             body.append([size_of(row).removesuffix(" forward"), name,
-                         ms(row["columns"]["native"]),
-                         ratio(row["columns"]["qshim"], "gpu_ratio", spread=True),
-                         ratio(row["columns"]["qshim"], spread=True), in_fp8(row["products"])])
-    head = ["tokens × in × out", "least", "native, ms", "GPU alone", "as called", "in fp8"]
+                         ms(row["columns"]["native"]), ratio(figures, "gpu_ratio", spread=True),
+                         f"{figures['least_ratio']:.2f}", ratio(figures, spread=True),
+                         in_fp8(row["products"])])
+    head = ["tokens × in × out", "least", "native, ms", "GPU alone", "as called, fastest blocks",
+            "as called, medians", "in fp8"]
     return "\n".join(lines) + "\n\n" + markdown(head, body, text_columns=2)
 
 
@@ -238,8 +253,8 @@ def decode(report):
             f"{below or ' none'}.\n\n" + markdown(head, rows, 2))
 
 
-TABLES = {"linear": linear, "sweep": sweep, "layer": layer, "llama": llama, "nf4": nf4,
-          "decode": decode, "host": host, "quantize": quantize}
+TABLES = {"linear": linear, "lossless": lossless, "sweep": sweep, "layer": layer, "llama": llama,
+          "nf4": nf4, "decode": decode, "host": host, "quantize": quantize}
 
 
 def table(name, report):

@@ -10,6 +10,7 @@ process of its own.
 Usage: stale_weights.py, as run.py does, without the preload; or under a preload, with QSHIM_OUT set
 and the policy chosen, stale_weights.py ACTION LEVEL TOKENS [CASE...].
 """
+import concurrent.futures
 import ctypes
 import functools
 import itertools
@@ -549,11 +550,12 @@ def setting(action, level, tokens, library, folder):
 
 
 def main():
-    lines = []
     with tempfile.TemporaryDirectory() as folder:
         library = build_kernels(folder)
-        for number, (action, level, tokens) in enumerate(SETTINGS):
-            lines += setting(action, level, tokens, library, pathlib.Path(folder) / str(number))
+        with concurrent.futures.ThreadPoolExecutor(len(SETTINGS)) as pool:
+            runs = [pool.submit(setting, *chosen, library, pathlib.Path(folder) / str(number))
+                    for number, chosen in enumerate(SETTINGS)]
+        lines = [line for run in runs for line in run.result()]
     failed = [line for line in lines if line.startswith("FAIL")]
     skipped = [line for line in lines if line.startswith("skip")]
     print(f"{len(lines) - len(failed) - len(skipped)} cases passed, {len(skipped)} skipped")

@@ -433,12 +433,36 @@ class Figures(unittest.TestCase):
         self.assertFalse(counts("void at::native::vectorized_elementwise_kernel<4>"))
 
     def test_a_sweep_names_the_worst_by_either_clock_and_all_below_the_limit(self):
-        def row(m, ratio, gpu_ratio):
-            return {"m": m, "columns": {"qshim": {"ms": {}, "ratio": {"median": ratio},
+        def row(m, least, gpu_ratio):
+            return {"m": m, "columns": {"qshim": {"ms": {}, "ratio": {"median": least},
+                                                  "least_ratio": least,
                                                   "gpu_ratio": {"median": gpu_ratio}}}}
         found = bench_linear.summary([row(1, 1.0, 1.0), row(2, 1.2, 0.7), row(3, 0.9, 1.4)])
         self.assertEqual(found["worst"]["m"], 2)
         self.assertEqual([r["m"] for r in found["below"]], [2, 3])
+
+    def test_a_size_is_doubted_by_its_median_and_judged_by_the_fastest_blocks(self):
+        def row(ratio, least):
+            return {"columns": {"qshim": {"ms": {}, "ratio": {"median": ratio},
+                                          "least_ratio": least, "gpu_ratio": {"median": 1.0}}}}
+        self.assertTrue(bench_linear.doubtful(row(0.9, 1.0)))
+        self.assertTrue(bench_linear.doubtful(row(1.0, 0.9)))
+        self.assertFalse(bench_linear.doubtful(row(1.0, 1.0)))
+        self.assertFalse(bench_linear.doubtful({"columns": {"qshim": {"error": "x"}}}))
+        self.assertEqual(bench_linear.summary([row(0.9, 1.0)])["below"], [])
+        self.assertEqual(len(bench_linear.summary([row(1.0, 0.9)])["below"]), 1)
+
+    def test_blocks_of_several_processes_count_together(self):
+        def blocks(*times):
+            return [{"ms": t, "gpu_ms": 1.0} for t in times]
+        joined = bench_lib.joined({"native": blocks(4, 3), "qshim": blocks(6, 5)},
+                                  {"native": blocks(5), "qshim": blocks(3)})
+        self.assertEqual(bench_lib.figures(joined, "native")["qshim"]["least_ratio"], 1.0)
+        self.assertEqual(len(joined["qshim"]), 3)
+        self.assertEqual(bench_lib.joined({}, {"native": blocks(1)}), {"native": blocks(1)})
+        failed = {"error": "x"}
+        self.assertEqual(bench_lib.joined({"a": failed}, {"a": blocks(1)}), {"a": failed})
+        self.assertEqual(bench_lib.joined({"a": blocks(1)}, {"a": failed}), {"a": failed})
 
 
 # ---- reports and tables -------------------------------------------------------------------------
@@ -448,7 +472,7 @@ def figure(ms, ratio=None):
     out = {name: {"p20": 0.9 * ms, "median": ms, "p80": 1.1 * ms} for name in ("ms", "gpu_ms")}
     if ratio:
         out |= {name: {"p20": ratio - 0.01, "median": ratio, "p80": ratio + 0.01}
-                for name in ("ratio", "gpu_ratio")}
+                for name in ("ratio", "gpu_ratio")} | {"least_ratio": ratio}
     return out
 
 
@@ -613,20 +637,28 @@ class Tables(unittest.TestCase):
         out = self.table("decode", decode_report([[8, "nf4", 0.91], [8, "fp8", 0.9]]))
         self.assertIn("below 0.98: batch 8 nf4 0.91, batch 8 fp8 0.90.", out)
 
+    def test_the_lossless_table_says_what_was_replaced(self):
+        out = self.table("lossless", report_of("bench_linear.py", [linear_row()])).splitlines()
+        self.assertEqual(out[2], "| 8192 × 4096 × 1024 | 4.100 | 1.64 (1.63–1.65) "
+                                 "| 1.64 (1.63–1.65) | 1 of 1 |")
+
     def test_a_sweep_counts_and_shows_the_worst_by_either_clock(self):
         def passed(m, called):
             row = linear_row(m=m, replaced=0)
             row["columns"]["qshim"]["ratio"] = {"p20": called, "median": called, "p80": called}
             row["columns"]["qshim"]["gpu_ratio"] = {"p20": 1, "median": 1.0, "p80": 1}
+            row["columns"]["qshim"]["least_ratio"] = called
             return row
         rows = [linear_row(), passed(7, 0.9), passed(8, 1.0), passed(9, 1.1)]
+        rows[1]["pairs"] = 4
         out = self.table("sweep", report_of("bench_linear.py", rows, limit=0.98))
-        self.assertIn("4 sizes of a forward product, 1 of them in fp8.", out)
+        self.assertIn("4 sizes of a forward product, 1 of them in fp8; 1 were measured in several "
+                      "pairs of processes.", out)
         self.assertIn("GPU alone: none below 0.98; where nothing is replaced 1.00,", out)
         self.assertIn("As called: 1 below 0.98, none of them in fp8; where nothing is replaced 1.00, "
                       "half of these 0.90–1.10.", out)
         self.assertIn("| 7 × 4096 × 1024 | As called | 4.100 | 1.00 (1.00–1.00) "
-                      "| 0.90 (0.90–0.90) | 0 of 1 |", out)
+                      "| 0.90 | 0.90 (0.90–0.90) | 0 of 1 |", out)
         self.assertNotIn("| 8192 × 4096 × 1024 |", out)
 
     def test_the_summary_takes_what_is_there(self):
