@@ -57,16 +57,25 @@ QS_ENTRIES(QS_DECLARE_TRY)
 QS_ENTRIES(QS_DEFINE_ON)
 #undef QS_DEFINE_ON
 
-/* A program can only get here without a copy of cuBLAS if it looked the symbol up globally and
- * found ours; the answer is what cuBLAS gives before it is initialised. */
+/* A copy that cannot be remembered (no memory, or one too many) is called all the same. A program
+ * can only get here without any if it looked the symbol up globally and found ours; the answer is
+ * what cuBLAS gives before it is initialised. */
 #define QS_DEFINE(entry, function, params, args)                                                   \
 	QS_EXPORT cublasStatus_t function params                                                   \
 	{                                                                                          \
-		const struct qs_library *library =                                                 \
-		        qs_caller_library(QS_ENTRY_##entry, __builtin_return_address(0));          \
-		if (!library)                                                                      \
+		const void *caller = __builtin_return_address(0);                                  \
+		const struct qs_library *library = qs_caller_library(QS_ENTRY_##entry, caller);    \
+		if (library)                                                                       \
+			return on_##function(library, QS_STRIP args);                              \
+		__typeof__(function) *original =                                                   \
+		        (__typeof__(function) *)qs_caller_original(QS_ENTRY_##entry, caller);      \
+		if (!original)                                                                     \
 			return CUBLAS_STATUS_NOT_INITIALIZED;                                      \
-		return on_##function(library, QS_STRIP args);                                      \
+		cublasStatus_t status = original args;                                             \
+		qs_epoch_bump();                                                                   \
+		if (qs_watch_any())                                                                \
+			qs_track_everything();                                                     \
+		return status;                                                                     \
 	}
 QS_ENTRIES(QS_DEFINE)
 #undef QS_DEFINE

@@ -8,8 +8,8 @@
  * cublaslt.c  cublasLtMatmul: reads the caller's descriptors
  * layout.c    qs_layout_read
  * export.c    exported symbols and the bound wrappers that dlsym hands out: qs_bound_wrapper
- * loader.c    originals: qs_caller_library qs_library_of qs_real_dlsym qs_loader_forked
- * dlsym.S     the exported dlsym, a tail jump; qs_dlsym_filter in loader.c
+ * loader.c    originals: qs_caller_library qs_caller_original qs_library_of qs_real_dlsym
+ * qs_loader_forked dlsym.S     the exported dlsym, a tail jump; qs_dlsym_filter in loader.c
  * submissions.h  the list of driver functions that are counted
  * driver.c    the submission epoch: qs_epoch_now qs_epoch_bump qs_epoch_trusted qs_epoch_doubt
  *             qs_epoch_report qs_submission_name qs_submission_wrapper qs_submission_escaped
@@ -100,12 +100,16 @@ bool qs_layout_read(const struct qs_library *library, cublasLtMatrixLayout_t fro
 #define QS_BOUND_MAX 4
 
 /* The copy of cuBLAS that a call from `address` to `entry` means: the caller's own scope, then
- * RTLD_NEXT, then a walk over the loaded objects. NULL if none has the function. Lock-free when the
+ * RTLD_NEXT, then a walk over the loaded objects. NULL if none has the function, or if it cannot be
+ * remembered: memory is out, or more copies are loaded than there is room for. Lock-free when the
  * call site was seen before. */
 const struct qs_library *qs_caller_library(enum qs_entry entry, const void *address);
+/* The function that the dynamic linker would have bound the caller to without us, looked up anew.
+ * NULL if no loaded object has it. */
+void *qs_caller_original(enum qs_entry entry, const void *address);
 /* Copy number `slot` of those bound by dlsym. */
 const struct qs_library *qs_bound_library(int slot);
-/* The library that contains this original function, registered if new. NULL if out of memory. */
+/* The library that contains this original function, registered if new. NULL as above. */
 const struct qs_library *qs_library_of(enum qs_entry entry, void *original);
 /* glibc's dlsym, or the next one in preload order. */
 void *qs_real_dlsym(void *handle, const char *name);

@@ -331,9 +331,9 @@ static void *in_link_map(enum qs_entry entry)
 	return found;
 }
 
-/* What the dynamic linker would have bound the caller to without us: another interposer that comes
- * after us in the global scope, else the copy of cuBLAS in the caller's own scope. */
-static void *find_original(enum qs_entry entry, const void *address)
+/* Another interposer that comes after us in the global scope, else the copy of cuBLAS in the
+ * caller's own scope. */
+void *qs_caller_original(enum qs_entry entry, const void *address)
 {
 	const char *name = entry_names[entry];
 	void *next = not_own(qs_real_dlsym(RTLD_NEXT, name));
@@ -379,7 +379,7 @@ static void remember_site(uintptr_t name, const struct qs_library *library)
 
 static const struct qs_library *find_caller_library(enum qs_entry entry, const void *address)
 {
-	void *original = find_original(entry, address);
+	void *original = qs_caller_original(entry, address);
 	if (!original)
 		return NULL;
 	const struct qs_library *library = qs_library_of(entry, original);

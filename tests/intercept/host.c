@@ -2,9 +2,15 @@
  * `host FRAME ARGUMENT...`. What it prints must be the same with and without the shim. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/intercept/snippet.h"
@@ -102,6 +108,38 @@ static int copies_dlsym(char **argv)
 			return 2;
 	}
 	return 0;
+}
+
+/* Opens a copy of a library's file, which the dynamic linker takes for another library. */
+static void open_file_copy(const char *file)
+{
+	char path[] = "/tmp/qshim-copy-XXXXXX";
+	int from = open(file, O_RDONLY), to = mkstemp(path);
+	struct stat status;
+	if (from < 0 || to < 0 || fstat(from, &status) ||
+	    sendfile(to, from, NULL, (size_t)status.st_size) != status.st_size)
+		abort();
+	close(from);
+	close(to);
+	void *copy = open_library(path, RTLD_LOCAL);
+	unlink(path);
+	if (!dlsym(copy, "cublasGemmEx"))
+		abort();
+}
+
+/* The plug-in's copy comes after more others than anybody loads. */
+static int copies_many(char **argv)
+{
+	char path[PATH_MAX];
+	void *library = open_library("libcublasLt.so.13", RTLD_LOCAL); /* beside the other */
+	struct link_map *map;
+	if (dlinfo(library, RTLD_DI_LINKMAP, &map))
+		abort();
+	snprintf(path, sizeof path, "%s/libcublas.so.13", dirname(map->l_name));
+	for (int i = 0; i < 20; i++)
+		open_file_copy(path);
+	/* one of the same soname would be bound to a copy */
+	return open_snippet("libsnippet12.so", RTLD_LOCAL)("12", argv[0], argv[1]);
 }
 
 /* ---- one call site ---- */
@@ -220,6 +258,7 @@ static const struct {
         {"inner", inner, 0},
         {"copies-linked", copies_linked, 2},
         {"copies-dlsym", copies_dlsym, 2},
+        {"copies-many", copies_many, 2},
         {"one-site", one_site, 0},
         {"features", features, 0},
         {"features-local", features_local, 0},

@@ -139,6 +139,15 @@ START_TEST(two_copies_each_get_the_calls_of_what_dlsym_found_in_them)
 }
 END_TEST
 
+START_TEST(a_copy_too_many_is_called_unseen)
+{
+	const char *argv[] = {"host", "copies-many", apis[_i].name, "product", NULL};
+	compare(SOFTCUDA, NULL, argv);
+	ck_assert(succeeded());
+	ck_assert_int_eq(decisions(&shimmed, NULL, NULL, NULL), 0);
+}
+END_TEST
+
 /* ---- on the toolkit's libraries: a NULL handle ---- */
 
 static void null_handle(int api, const char *program, const char *frame)
@@ -233,6 +242,7 @@ int main(void)
 	tcase_add_loop_test(two, two_copies_each_get_their_own_plugins_calls, 0, APIS);
 	tcase_add_loop_test(two, two_copies_each_get_the_calls_of_what_dlsym_found_in_them, 0,
 	                    APIS);
+	tcase_add_loop_test(two, a_copy_too_many_is_called_unseen, 0, APIS);
 	tcase_add_loop_test(two, one_call_site_may_call_every_function, SOFTCUDA, TOOLKIT + 1);
 	add_toolkit(suite);
 	return qs_suite_main(suite);
