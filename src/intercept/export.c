@@ -71,10 +71,14 @@ QS_ENTRIES(QS_DEFINE_ON)
 		        (__typeof__(function) *)qs_caller_original(QS_ENTRY_##entry, caller);      \
 		if (!original)                                                                     \
 			return CUBLAS_STATUS_NOT_INITIALIZED;                                      \
+		const bool outermost = qs_begin();                                                 \
 		cublasStatus_t status = original args;                                             \
-		qs_epoch_bump();                                                                   \
-		if (qs_watch_any())                                                                \
-			qs_track_everything();                                                     \
+		if (outermost) {                                                                   \
+			qs_epoch_bump();                                                           \
+			if (qs_watch_any())                                                        \
+				qs_track_everything();                                             \
+			qs_end();                                                                  \
+		}                                                                                  \
 		return status;                                                                     \
 	}
 QS_ENTRIES(QS_DEFINE)

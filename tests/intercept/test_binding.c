@@ -142,7 +142,8 @@ END_TEST
 START_TEST(a_copy_too_many_is_called_unseen)
 {
 	const char *argv[] = {"host", "copies-many", apis[_i].name, "product", NULL};
-	compare(SOFTCUDA, NULL, argv);
+	const char *env[] = {"SOFTCUDA_INNER_LT=1", NULL};
+	compare(SOFTCUDA, env, argv);
 	ck_assert(succeeded());
 	ck_assert_int_eq(decisions(&shimmed, NULL, NULL, NULL), 0);
 }
