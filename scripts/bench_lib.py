@@ -237,9 +237,11 @@ def spread(values):
 
 def joined(earlier, later):
     """The blocks of two runs of measure(), as those of one. What failed in either has failed."""
-    return {label: blocks if isinstance(blocks, dict) else
-            earlier[label] if isinstance(earlier.get(label), dict) else
-            earlier.get(label, []) + blocks for label, blocks in later.items()}
+    def both(label, blocks):
+        before = earlier.get(label, [])
+        failed = [b for b in (before, blocks) if isinstance(b, dict)]
+        return failed[0] if failed else before + blocks
+    return {label: both(label, blocks) for label, blocks in later.items()}
 
 
 def figures(results, base):

@@ -205,17 +205,17 @@ def summary(rows):
     return {"limit": LIMIT, "worst": ordered[0], "below": [r for r in ordered if least(r) < LIMIT]}
 
 
-def measure_doubtful(script, settings, arguments, effort, report, blocks):
-    """Measures sizes that look slower as called again, in fresh processes each time."""
+def measure_doubtful(settings, arguments, effort, report, cases, blocks):
+    """Measures sizes that look slower as called again, in fresh processes each time. `cases` and
+    `blocks` are those of the report's rows."""
     results = report.data["results"]
     for pair in range(2, PAIRS + 1):
         again = [i for i, row in enumerate(results) if doubtful(row)]
         if not again:
             return
-        with bench_lib.Sides(script, settings, arguments.library) as sides:
+        with bench_lib.Sides(__file__, settings, arguments.library) as sides:
             for i in again:
-                case = {k: results[i][k] for k in ("m", "k", "n", "forward")}
-                results[i], blocks[i] = measure(sides, PAIR, case, effort, blocks[i])
+                results[i], blocks[i] = measure(sides, PAIR, cases[i], effort, blocks[i])
                 results[i]["pairs"] = pair
                 bench_tables.progress(results[i])
             report.write()
@@ -231,14 +231,15 @@ def main():
     effort = effort_for(arguments)
     with bench_lib.Sides(__file__, settings, arguments.library) as sides:
         columns = columns_for(arguments, sides["native"].facts)
-        report, blocks = bench_lib.Report(__file__, arguments, sides, effort), []
-        for case in cases_for(arguments):
+        report = bench_lib.Report(__file__, arguments, sides, effort)
+        cases, blocks = cases_for(arguments), []
+        for case in cases:
             row, of_case = measure(sides, columns, case, effort)
             report.add(row)
             blocks.append(of_case)
             bench_tables.progress(row)
     if arguments.sweep:
-        measure_doubtful(__file__, settings, arguments, effort, report, blocks)
+        measure_doubtful(settings, arguments, effort, report, cases, blocks)
     report.finish(**(summary(report.data["results"]) if arguments.sweep else {}))
     print(bench_tables.table("sweep" if arguments.sweep else "linear", report.data))
     bench_lib.end(report)

@@ -32,7 +32,7 @@ def ratio(figures, field="ratio", spread=False):
     return text + f" ({value['p20']:.2f}–{value['p80']:.2f})" if spread else text
 
 
-def in_fp8(products):
+def served(products):
     """How many of the distinct products were served by an engine."""
     return f"{sum(p['replaced'] > 0 for p in products)} of {len(products)}" if products else DASH
 
@@ -65,7 +65,7 @@ def linear(report):
     for row in report["results"]:
         get = row["columns"].get
         rows.append([size_of(row), ms(get("native")), ratio(get("qshim"), spread=True),
-                     in_fp8(row["products"]), *(ratio(get(p)) for p in peers),
+                     served(row["products"]), *(ratio(get(p)) for p in peers),
                      *(ratio(get(c), "gpu_ratio") for c in ("qshim", "fp8", "ceiling"))])
     return markdown(head, rows)
 
@@ -76,7 +76,7 @@ def lossless(report):
     return markdown(head, [[size_of(row), ms(row["columns"]["native"]),
                             ratio(row["columns"]["qshim"], spread=True),
                             ratio(row["columns"]["qshim"], "gpu_ratio", spread=True),
-                            in_fp8(row["products"])] for row in report["results"]])
+                            served(row["products"])] for row in report["results"]])
 
 
 def sweep(report):
@@ -84,12 +84,12 @@ def sweep(report):
     As called, the fastest blocks of both sides are compared (see bench_linear.py)."""
     rows, lines = [r for r in report["results"] if "ms" in r["columns"]["qshim"]], []
     acted = [any(p["replaced"] for p in row["products"]) for row in rows]
-    lines.append(f"{len(rows)} sizes of a forward product, {sum(acted)} of them in fp8; "
-                 f"{sum('pairs' in row for row in rows)} were measured in several pairs of "
-                 "processes.")
+    again = sum("pairs" in row for row in rows)
+    lines.append(f"{len(rows)} sizes of a forward product, {sum(acted)} of them in fp8"
+                 + (f"; {again} were measured in several pairs of processes." if again else "."))
     body = []
     for name, value in (("GPU alone", lambda q: q["gpu_ratio"]["median"]),
-                        ("As called", fastest)):
+                        ("As called", as_called)):
         def of(row):
             return value(row["columns"]["qshim"])
         limit = report.get("limit", 0)
@@ -101,16 +101,20 @@ def sweep(report):
             figures = row["columns"]["qshim"]
             body.append([size_of(row).removesuffix(" forward"), name,
                          ms(row["columns"]["native"]), ratio(figures, "gpu_ratio", spread=True),
-                         f"{fastest(figures):.2f}", ratio(figures, spread=True),
-                         in_fp8(row["products"])])
+                         fastest(figures), ratio(figures, spread=True),
+                         served(row["products"])])
     head = ["tokens × in × out", "least", "native, ms", "GPU alone", "as called, fastest blocks",
             "as called, medians", "in fp8"]
     return "\n".join(lines) + "\n\n" + markdown(head, body, text_columns=2)
 
 
-def fastest(figures):
-    """The ratio of the fastest blocks; older reports have the medians alone."""
+def as_called(figures):
+    """What a size is judged by: the fastest blocks, in reports that are older the medians."""
     return figures.get("least_ratio", figures["ratio"]["median"])
+
+
+def fastest(figures):
+    return f"{figures['least_ratio']:.2f}" if "least_ratio" in figures else DASH
 
 
 def spread_of(values):

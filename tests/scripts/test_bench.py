@@ -661,6 +661,14 @@ class Tables(unittest.TestCase):
                       "| 0.90 | 0.90 (0.90–0.90) | 0 of 1 |", out)
         self.assertNotIn("| 8192 × 4096 × 1024 |", out)
 
+    def test_a_sweep_without_fastest_blocks_does_not_pass_medians_off_as_such(self):
+        row = linear_row(m=7, replaced=0)
+        del row["columns"]["qshim"]["least_ratio"]
+        out = self.table("sweep", report_of("bench_linear.py", [row], limit=1.7))
+        self.assertIn("1 sizes of a forward product, 0 of them in fp8.\n", out)
+        self.assertIn("As called: 1 below 1.7", out)
+        self.assertIn("| – | 1.64 (1.63–1.65) | 0 of 1 |", out)
+
     def test_the_summary_takes_what_is_there(self):
         self.write("layer", layer_report())
         _, out, _ = self.results_table("summary", self.folder.name)
