@@ -17,7 +17,7 @@
 #define UNROLL 8 /* chunks a thread has in flight    */
 
 static_assert(sizeof(struct qs_hash_partial) == 32, "layout is shared with the host");
-static_assert(sizeof(struct qs_hash_record) == 32, "layout is shared with the host");
+static_assert(sizeof(struct qs_hash_record) == 48, "layout is shared with the host");
 static_assert(sizeof(struct qs_hash_outcome) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_hash_args) == 160, "layout is shared with the host");
 static_assert(sizeof(struct qs_hash_work) == 64 + 32 * QS_HASH_PARTIALS,
@@ -276,8 +276,11 @@ extern "C" __global__ void __launch_bounds__(QS_HASH_THREADS)
 		return;
 	if (record && (work->stale || (work->failed && !work->differs)))
 		keep(&args);
-	if (record && args.flags & QS_HASH_MAKE)
-		record->changes = 0;
+	if (record && args.flags & QS_HASH_MAKE) {
+		record->changes = record->escapes = 0;
+		record->turn = record->readers = record->found = 0;
+		outcome->escapes = 0;
+	}
 	outcome->changes = record ? atomicAdd(&record->changes, work->differs) + work->differs : 0;
 	outcome->hash[0] = work->hash[0];
 	outcome->hash[1] = work->hash[1];

@@ -21,6 +21,7 @@
 #include <stddef.h>
 
 #include "kernels/nf4.h"
+#include "kernels/sample.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER 1
@@ -997,6 +998,44 @@ static __device__ __forceinline__ void drop_weight(const struct qs_product_args 
 	weight_of(args)->failed = 1;
 	weight_of(args)->valid = 0;
 	*(volatile uint32_t *)&control->changed = 1;
+}
+
+/* For products that cuBLASLt makes from the expanded weight: see sample.h. Eight lanes compare a
+ * row of a tile; all threads of a warp take part in each comparison. */
+#define SAMPLE_TILES (QS_SAMPLE_THREADS / 8) /* of a block at a time */
+
+extern "C" __global__ void __launch_bounds__(QS_SAMPLE_THREADS)
+        qs_nf4_sample(const __grid_constant__ struct qs_sample_args args)
+{
+	__shared__ struct control control; /* its range and turn */
+	struct qs_weight *weight = (struct qs_weight *)args.descriptor;
+	const int64_t chunks = args.cols / QS_WEIGHT_TILE;
+	const int64_t tiles = qs_weight_tiles(args.rows, args.cols);
+	const bool aligned = rows_aligned(args.source, args.ld, CHUNK);
+	bool same = true;
+	fill_range(&control, threadIdx.x);
+	if (threadIdx.x == 0)
+		control.turn = *(volatile uint32_t *)&weight->turn;
+	__syncthreads();
+	const unsigned row_of_tile = control.turn % QS_WEIGHT_TILE;
+	for (int64_t first = (int64_t)blockIdx.x * SAMPLE_TILES; first < tiles;
+	     first += (int64_t)gridDim.x * SAMPLE_TILES) {
+		const int64_t tile = first + threadIdx.x / 8, strip = tile / chunks;
+		const int64_t row = strip * QS_WEIGHT_TILE + row_of_tile;
+		const bool inside = tile < tiles && row < args.rows;
+		const uint16_t *source = (const uint16_t *)args.source + row * args.ld +
+		                         (tile - strip * chunks) * QS_WEIGHT_TILE +
+		                         threadIdx.x % 8 * CHUNK;
+		const uint8_t *packed =
+		        (const uint8_t *)args.data + (inside ? tile : 0) * QS_NF4_TILE_BYTES;
+		const uint4 made = inside ? load_chunk(source, aligned) : make_uint4(0, 0, 0, 0);
+		const bool equal = same_nf4(&control, packed, row_of_tile, made);
+		same &= equal || !inside;
+	}
+	if (qs_sample_judge(args, same, &weight->turn) && threadIdx.x == 0) {
+		weight->failed = 1;
+		weight->valid = 0;
+	}
 }
 
 /* ---- results -------------------------------------------------------------------------------- */

@@ -18,6 +18,7 @@
  * at ragged ends and in other matrices, which are slower but equal.
  */
 #include "kernels/quantise.h"
+#include "kernels/sample.h"
 
 #define WARP        32
 #define CHUNK       16 /* bytes of a turned row that a thread writes at once            */
@@ -718,6 +719,93 @@ extern "C" __global__ void __launch_bounds__(QS_QUANTISE_THREADS, QS_QUANTISE_BL
 	}
 	if (!verdict.good)
 		pass(&job, &tiles, job.operand->format);
+}
+
+/* ---- kept copies against their sources ------------------------------------------------------ */
+
+/* Sixteen elements of a row of the source as the copy should have them. */
+static __device__ __forceinline__ uint4 cast_row(const struct qs_sample_args &args, int64_t row,
+                                                 int64_t col, bool aligned)
+{
+	const struct factors factors = all(scale_of(*(const float *)args.scale));
+	const uint16_t *source = (const uint16_t *)args.source + row * args.ld + col;
+	uint4 first = load_rough(source, args.cols - col, aligned);
+	uint4 second = load_rough(source + LANES, args.cols - col - LANES, aligned);
+	nan_for_inf(&first);
+	nan_for_inf(&second);
+	const uint2 low = cast(first, factors, QS_FP8_E4M3);
+	const uint2 high = cast(second, factors, QS_FP8_E4M3);
+	return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+static __device__ __forceinline__ uint32_t word_of(const uint4 &bytes, int i)
+{
+	return i == 0 ? bytes.x : i == 1 ? bytes.y : i == 2 ? bytes.z : bytes.w;
+}
+
+/* A row of a patch, by one lane. */
+static __device__ __forceinline__ bool is_same(const struct qs_sample_args &args, int64_t row,
+                                               int64_t col, bool aligned)
+{
+	const uint4 made = cast_row(args, row, col, aligned);
+	if (!(args.flags & QS_SAMPLE_TURNED)) {
+		const uint4 kept = *(const uint4 *)((const uint8_t *)args.data +
+		                                    row * qs_k_padded(args.cols) + col);
+		return made.x == kept.x && made.y == kept.y && made.z == kept.z && made.w == kept.w;
+	}
+	const int64_t pitch = qs_k_padded(args.rows);
+	const uint8_t *kept = (const uint8_t *)args.data + col * pitch + row;
+	bool same = true;
+#pragma unroll
+	for (int i = 0; i < QS_SAMPLE_PATCH_COLS; i++)
+		if (col + i < args.cols)
+			same &= kept[i * pitch] == (word_of(made, i / 4) >> i % 4 * 8 & 0xff);
+	return same;
+}
+
+/* Bits (of fp32) of the largest finite magnitude of the source, in all threads of one block. */
+static __device__ uint32_t amax_of_source(const struct qs_sample_args &args, bool aligned)
+{
+	const int64_t cols = qs_shares(args.cols, LANES);
+	uint32_t most = 0;
+#pragma unroll 4
+	for (int64_t i = threadIdx.x; i < args.rows * cols; i += QS_SAMPLE_THREADS) {
+		const struct place at = place_of(i, cols);
+		uint4 chunk = load_rough((const uint16_t *)args.source + at.row * args.ld +
+		                                 at.col * LANES,
+		                         args.cols - at.col * LANES, aligned);
+		nan_for_inf(&chunk);
+		most = chunk_max(most, chunk);
+	}
+	return block_max(amax_of(most));
+}
+
+static_assert(QS_SAMPLE_THREADS == QS_QUANTISE_THREADS, "what block_max takes");
+
+extern "C" __global__ void __launch_bounds__(QS_SAMPLE_THREADS)
+        qs_fp8_sample(const __grid_constant__ struct qs_sample_args args)
+{
+	struct qs_hash_record *record = (struct qs_hash_record *)args.record;
+	const bool aligned = args.source % 16 == 0 && (args.ld % LANES == 0 || args.rows == 1);
+	const int64_t across = qs_sample_across(args.cols);
+	const int64_t patches = qs_sample_patches(args.rows, args.cols);
+	const int64_t warps = (int64_t)gridDim.x * (QS_SAMPLE_THREADS / WARP);
+	const unsigned turn = *(volatile uint32_t *)&record->turn % QS_SAMPLE_TURNS;
+	int64_t patch =
+	        ((int64_t)blockIdx.x * QS_SAMPLE_THREADS + threadIdx.x) / WARP * QS_SAMPLE_TURNS +
+	        turn;
+	bool same = true;
+	for (; patch < patches; patch += warps * QS_SAMPLE_TURNS) {
+		const struct place at = place_of(patch, across);
+		const int64_t row = at.row * QS_SAMPLE_PATCH_ROWS + threadIdx.x % WARP;
+		if (row < args.rows)
+			same &= is_same(args, row, at.col * QS_SAMPLE_PATCH_COLS, aligned);
+	}
+	if (!qs_sample_judge(args, same, &record->turn))
+		return;
+	const uint32_t amax = amax_of_source(args, aligned);
+	if (threadIdx.x == 0)
+		record->amax = ((struct qs_hash_work *)args.work)->repair = amax;
 }
 
 /* ---- a scale for each row ------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include "kernels/hash.h"
 #include "kernels/nf4.h"
 #include "kernels/quantise.h"
+#include "kernels/sample.h"
 #include "note/note.h"
 #include "policy/policy.h"
 
@@ -135,6 +136,7 @@ static CUresult load_quantise(struct qs_context *context)
 	        {QS_KERNEL_QUANTISE_ROWS, &context->rows},
 	        {QS_KERNEL_AMAX_COLUMNS, &context->amax_columns},
 	        {QS_KERNEL_CAST_COLUMNS, &context->cast_columns},
+	        {QS_KERNEL_FP8_SAMPLE, &context->fp8_sample},
 	};
 	return load(&module, qs_fatbin_quantise, kernels, COUNT(kernels));
 }
@@ -214,6 +216,7 @@ static CUresult load_nf4(struct qs_context *context)
 	        {QS_KERNEL_NF4_PACK, &context->nf4_pack},
 	        {QS_KERNEL_FP8_PACK, &context->fp8_pack},
 	        {QS_KERNEL_NF4_EXPAND, &context->nf4_expand},
+	        {QS_KERNEL_NF4_SAMPLE, &context->nf4_sample},
 	};
 	CUresult error = load(&module, qs_fatbin_nf4, kernels, COUNT(kernels));
 	context->few_tokens = !error && load_all_products(context, module);

@@ -120,6 +120,7 @@ struct qs_context {
 	bool starts_early; /* these wait for the work ahead of them, and need not be held back */
 	CUfunction hash, hash_judge, hash_commit;  /* kernels of hash.cu                       */
 	CUfunction nf4_pack, fp8_pack, nf4_expand; /* kernels of nf4.cu                        */
+	CUfunction nf4_sample, fp8_sample;         /* kernels/sample.h                         */
 	CUfunction w4a16[QS_PRODUCT_KINDS], w8a16[QS_PRODUCT_KINDS];
 	struct qs_product_device products; /* for the geometry of the last two                 */
 	bool few_tokens;                   /* these can be launched                            */

@@ -2,10 +2,10 @@
  * the checks that are over.
  *
  * Checks of a copy are submitted one after the other: a stream other than that of the last one
- * first waits for its event, unless it is known to be over, which the host sees in mapped memory.
- * So a hit asks the driver nothing. A graph cannot wait for what happened outside: it gets only
- * copies whose last check is over, and checks of its own that are right beside any other
- * (kernels/hash.h).
+ * first waits for its event, unless it is known to be over, which the host sees in mapped memory;
+ * not so of samples, which say nothing as long as all is well. So a hit asks the driver nothing. A
+ * graph cannot wait for what happened outside: it gets only copies whose last check is over, and
+ * checks of its own that are right beside any other (kernels/hash.h).
  */
 #include "operand/cache.h"
 
@@ -93,6 +93,19 @@ static void judge_admission(struct qs_kept *kept)
 	                  memcmp(kept->outcome->hash, kept->expected, sizeof kept->expected) != 0;
 }
 
+/* Samples are taken when nothing speaks for a change. The copy was made anew where one was found,
+ * but neither its hash nor its descriptor is good: the next uses check it. */
+static void judge_samples(struct qs_kept *kept)
+{
+	const uint32_t escapes = __atomic_load_n(&kept->outcome->escapes, __ATOMIC_RELAXED);
+	if (escapes == kept->escapes)
+		return;
+	kept->escapes = escapes;
+	atomic_store(&kept->doubt, DOUBTFUL_USES);
+	if (qs_watch_state(kept->watch) == QS_WATCH_CLEAN && !qs_watch_readers(kept->watch, false))
+		report_escape(kept);
+}
+
 /* Reads what checks have found since the last time, waiting for none. */
 static void poll(struct qs_kept *kept)
 {
@@ -100,6 +113,7 @@ static void poll(struct qs_kept *kept)
 	const uint64_t done = qs_check_done(outcome);
 	if (!kept->submitted || done < kept->first)
 		return;
+	judge_samples(kept);
 	const uint32_t changes = __atomic_load_n(&outcome->changes, __ATOMIC_RELAXED);
 	if (done == kept->seen && changes == kept->changes)
 		return;
@@ -381,21 +395,30 @@ static CUresult check(struct qs_kept *kept, const struct qs_stream *stream, CUde
 	return CUDA_SUCCESS;
 }
 
-/* Orders the stream after the last check. */
+/* A part of what the use itself does not look at. */
+static bool is_to_sample(const struct qs_kept *kept, bool heeds_descriptor)
+{
+	return kept->form->sample && level_of(kept) == QS_VALIDITY_TRACKED &&
+	       !(kept->descriptor && heeds_descriptor);
+}
+
+/* Orders the stream after the last check or sample. */
 static CUresult follow(const struct qs_kept *kept, const struct qs_stream *stream)
 {
-	if (!kept->submitted || kept->stream == stream->id || is_complete(kept))
+	if (!kept->submitted || kept->stream == stream->id || (is_complete(kept) && !kept->sampled))
 		return CUDA_SUCCESS;
 	return qs_driver_get()->cuStreamWaitEvent(stream->handle, kept->event, 0);
 }
 
 static CUresult use_eager(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work,
-                          uint64_t *written)
+                          bool heeds_descriptor, uint64_t *written)
 {
 	CUresult error = follow(kept, stream);
 	const enum need need = need_of(kept);
 	if (!error && need != NOTHING)
 		error = check(kept, stream, work, need);
+	if (!error && need == NOTHING && is_to_sample(kept, heeds_descriptor))
+		error = qs_check_sample(kept, stream, work);
 	*written = need == MAKE ? kept->bytes : 0;
 	return error;
 }
@@ -470,8 +493,9 @@ static CUresult use(struct qs_kept *kept, const struct qs_stream *stream, CUdevi
 	CUresult error = kept->broken || kept->marked ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 	kept->uses++;
 	if (!error)
-		error = stream->capturing ? use_captured(kept, stream, work, heeds_descriptor)
-		                          : use_eager(kept, stream, work, &view->bytes);
+		error = stream->capturing
+		                ? use_captured(kept, stream, work, heeds_descriptor)
+		                : use_eager(kept, stream, work, heeds_descriptor, &view->bytes);
 	pthread_mutex_unlock(&kept->lock);
 	if (!error && stream->capturing)
 		list_held(kept);

@@ -7,7 +7,11 @@
  *             made from, and the copy is made anew where they differ: all on the device, in the
  *             stream of the use, also within a graph;
  *   tracked   the same, but only when something may have written the source (operand/track.h), and
- *             every check_every uses. Not available while qs_epoch_trusted() is false;
+ *             every check_every uses. At any other use a part of the source is compared with the
+ *             copy, another one each time, by the product's own kernel or, where it has none of
+ *             ours, by one before it (kernels/sample.h): what changed unseen is so found within 64
+ *             uses, at once if it is much, and that product already is right. Not available while
+ *             qs_epoch_trusted() is false;
  *   frozen    never, by the user's word; every check_every uses the hash is compared after the
  *             fact, and a copy that is found old is reported and dropped.
  *
@@ -78,6 +82,9 @@ struct qs_form {
 	/* Fills the descriptor as it is before the first make; NULL: the form has none. Its kernels
 	 * must compute from the source where the word `valid` is 0. */
 	void (*describe)(const struct qs_making *making, uint32_t image[QS_HASH_IMAGE]);
+	/* The kernel that compares a part of a copy with its source (kernels/sample.h), for uses
+	 * that do not themselves; NULL: they all do. */
+	CUfunction (*sample)(const struct qs_context *context, uint32_t *flags);
 	uint32_t valid, failed; /* words of the descriptor                                      */
 	uint32_t reset;         /* bit for each word to be 0 before the copy is made anew       */
 	bool finite;            /* no copy of a matrix with NaN or Inf; needs a descriptor      */
@@ -120,8 +127,9 @@ struct qs_kept *qs_kept_find(struct qs_context *context, const struct qs_stream 
  * On an error nothing may be done with the copy but qs_kept_used(). */
 CUresult qs_kept_use(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work,
                      struct qs_kept_view *view);
-/* The same for launches that take the data whatever the descriptor's word `valid` says: in a graph,
- * the copy is then checked there, as those without a descriptor are. */
+/* The same for launches that take the data whatever the descriptor's word `valid` says, and compare
+ * nothing: that is then done here, as for forms without a descriptor. In a graph, the whole copy is
+ * checked. */
 CUresult qs_kept_use_data(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work,
                           struct qs_kept_view *view);
 /* A check that another thread began meanwhile, CUDA_ERROR_NOT_READY, is no failure of a capture. */

@@ -4,6 +4,7 @@
  */
 #include <stddef.h>
 
+#include "kernels/sample.h"
 #include "operand/kept.h"
 
 static CUresult launch(CUfunction function, unsigned blocks, CUstream stream,
@@ -112,7 +113,46 @@ CUresult qs_check_submit(struct qs_kept *kept, const struct qs_stream *stream, C
 		kept->first = args.sequence;
 	kept->submitted = args.sequence;
 	kept->stream = stream->id;
+	kept->sampled = false;
 	kept->checked = kept->uses;
+	kept->broken = kept->broken || error;
+	return error;
+}
+
+static CUresult compare(const struct qs_kept *kept, const struct qs_stream *stream,
+                        CUdeviceptr work)
+{
+	const struct qs_context *context = kept->cache->context;
+	const struct qs_matrix *source = &kept->source;
+	struct qs_sample_args args = {
+	        .source = (uintptr_t)source->data,
+	        .rows = source->rows,
+	        .cols = source->cols,
+	        .ld = source->ld,
+	        .data = kept->data,
+	        .scale = kept->scale,
+	        .descriptor = kept->descriptor,
+	        .work = work,
+	        .record = kept->record,
+	        .outcome = (uintptr_t)kept->outcome,
+	};
+	void *arguments[] = {&args};
+	const CUfunction function = kept->form->sample(context, &args.flags);
+	const uint32_t blocks = qs_sample_blocks(source->rows, source->cols, context->sms);
+	return qs_driver_get()->cuLaunchKernel(function, blocks, 1, 1, QS_SAMPLE_THREADS, 1, 1, 0,
+	                                       stream->handle, arguments, NULL);
+}
+
+CUresult qs_check_sample(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work)
+{
+	const struct qs_making making = making_of(kept, work);
+	CUresult error = compare(kept, stream, work);
+	if (!error)
+		error = kept->form->make(kept->cache->context, stream->handle, &making);
+	if (!error)
+		error = qs_driver_get()->cuEventRecord(kept->event, stream->handle);
+	kept->stream = stream->id;
+	kept->sampled = true;
 	kept->broken = kept->broken || error;
 	return error;
 }

@@ -5,7 +5,7 @@
  */
 #include <stddef.h>
 
-#include "kernels/quantise.h"
+#include "kernels/sample.h"
 #include "operand/cache.h"
 
 static struct qs_quantise_operand operand_of(const struct qs_matrix *source)
@@ -62,14 +62,28 @@ static CUresult make_turned(const struct qs_context *context, CUstream stream,
 	return make(context, stream, making, true);
 }
 
+static CUfunction sample_straight(const struct qs_context *context, uint32_t *flags)
+{
+	*flags = 0;
+	return context->fp8_sample;
+}
+
+static CUfunction sample_turned(const struct qs_context *context, uint32_t *flags)
+{
+	*flags = QS_SAMPLE_TURNED;
+	return context->fp8_sample;
+}
+
 const struct qs_form qs_form_fp8 = {
         .kind = QS_FORM_FP8,
         .size = size_straight,
         .make = make_straight,
+        .sample = sample_straight,
 };
 
 const struct qs_form qs_form_fp8_turned = {
         .kind = QS_FORM_FP8_TURNED,
         .size = size_turned,
         .make = make_turned,
+        .sample = sample_turned,
 };

@@ -2,9 +2,9 @@
  *
  * cache.c      see cache.h
  * admission.c  qs_admission_consider qs_admission_done qs_admission_hopeless qs_admission_gone
- * check.c      qs_check_submit qs_check_hash qs_check_done qs_work_take qs_work_give
- * memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_freeing qs_cache_drop
- *              qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
+ * check.c      qs_check_submit qs_check_sample qs_check_hash qs_check_done qs_work_take
+ * qs_work_give memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_freeing
+ * qs_cache_drop qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
  *
  * Locks: a cache's is held for look-ups and changes of what it lists, never over a call of the
  * driver. A copy's is held while a check of it is submitted, so that what its fields say and what
@@ -81,7 +81,7 @@ struct qs_kept {
 	CUdeviceptr record, descriptor; /* descriptor = 0 if the form has none                */
 	CUdeviceptr scale, data;
 	struct qs_hash_outcome *outcome; /* one of the cache's                                 */
-	CUevent event;                   /* after the last numbered check                      */
+	CUevent event;                   /* after the last check or sample                     */
 	struct qs_watch *watch;          /* of the source; NULL unless tracked                 */
 	uint64_t expected[2];            /* hash at admission, if `admitted` */
 
@@ -89,13 +89,14 @@ struct qs_kept {
 	uint64_t submitted;      /* sequence of the last numbered check, 0 = none yet  */
 	uint64_t first;          /* sequence of the making                             */
 	uint64_t seen;           /* outcome.sequence read last                         */
-	uint64_t stream;         /* id of the stream of the last numbered check        */
+	uint64_t stream;         /* id of the stream of the last check or sample       */
 	uint64_t uses;           /* so far                                             */
 	uint64_t checked;        /* use of the last check                              */
 	uint64_t capture;        /* id of the capture that was told to hold it last    */
 	uint64_t audit;          /* sequence of an audit whose outcome is due, or 0    */
 	uint32_t audit_suspects; /* of the watch, when that was submitted              */
 	uint32_t changes;        /* outcome.changes read last                          */
+	uint32_t escapes;        /* outcome.escapes read last                          */
 	uint64_t changed;        /* times it was found changed                         */
 	bool admitted;           /* by its hashes, and the making was not compared with them yet */
 	bool due;                /* the watch waits for an outcome                     */
@@ -103,6 +104,7 @@ struct qs_kept {
 	bool misjudged;          /* the making found another content than admission    */
 	bool infinite;           /* the last check saw NaN or Inf                      */
 	bool in_graphs;          /* graphs check it when they run                      */
+	bool sampled;            /* after the last numbered check                      */
 	bool broken;             /* a check could not be submitted                     */
 	bool marked;             /* dropped: no use any more, the event tells when idle */
 
@@ -156,6 +158,10 @@ void qs_admission_gone(struct qs_cache *cache, const struct qs_matrix *source);
 /* Submits a check of the copy with these QS_HASH_* flags. The caller holds the copy's lock. */
 CUresult qs_check_submit(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work,
                          uint32_t flags);
+/* Compares a part of the copy with its source, and makes the copy anew where they differ; of a form
+ * that has `sample`, complete or under way in an earlier check, not capturing. Not numbered: what
+ * it finds is told by outcome.escapes. The caller holds the copy's lock. */
+CUresult qs_check_sample(struct qs_kept *kept, const struct qs_stream *stream, CUdeviceptr work);
 /* Submits a hash of a candidate's source. */
 CUresult qs_check_hash(struct qs_cache *cache, const struct qs_matrix *source,
                        const struct qs_stream *stream, CUdeviceptr work,

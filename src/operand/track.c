@@ -418,7 +418,7 @@ static void learn(struct qs_watch *watch, uint32_t ran)
 }
 
 /* Who wrote is known only if none but readers ran; what was learnt about the others is void. */
-static void unlearn(struct qs_watch *watch, uint32_t ran)
+static bool unlearn(struct qs_watch *watch, uint32_t ran)
 {
 	uint32_t readers = readers_of(watch);
 	bool by_reader = ran && !(ran & ~readers);
@@ -428,15 +428,16 @@ static void unlearn(struct qs_watch *watch, uint32_t ran)
 		else if (!(readers & 1u << i) && atomic_load(&watch->streak[i]) != WRITER)
 			atomic_store(&watch->streak[i], 0);
 	}
+	return by_reader;
 }
 
-void qs_watch_readers(struct qs_watch *watch, bool unchanged)
+bool qs_watch_readers(struct qs_watch *watch, bool unchanged)
 {
 	uint32_t ran = atomic_exchange(&watch->verified, 0);
-	if (unchanged)
-		learn(watch, ran);
-	else
-		unlearn(watch, ran | atomic_load(&watch->ran));
+	if (!unchanged)
+		return unlearn(watch, ran | atomic_load(&watch->ran));
+	learn(watch, ran);
+	return false;
 }
 
 static struct qs_watch *take(void)

@@ -60,8 +60,8 @@ void qs_watch_clear(struct qs_watch *watch, uint32_t suspects);
  * before each of 8 verifications in a row, all of which found it unchanged, counts as a reader and
  * no longer makes it suspect. What this takes for a reader and is none: a kernel that so often
  * wrote what was there already, as an optimiser does whose rate is 0. A change found while only
- * readers had run makes those of them that ran writers for good. */
-void qs_watch_readers(struct qs_watch *watch, bool unchanged);
+ * readers had run makes those of them that ran writers for good; true if that was so. */
+bool qs_watch_readers(struct qs_watch *watch, bool unchanged);
 /* True if anything is watched. */
 bool qs_watch_any(void);
 /* A kernel of ours (CUfunction), which the graphs that it is captured into must not take for one of

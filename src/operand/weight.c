@@ -84,10 +84,17 @@ static void describe(const struct qs_making *making, uint32_t image[QS_HASH_IMAG
 	memcpy(image, &weight, sizeof weight);
 }
 
+static CUfunction nf4_sample(const struct qs_context *context, uint32_t *flags)
+{
+	*flags = 0;
+	return context->nf4_sample;
+}
+
 const struct qs_form qs_form_nf4 = {
         .kind = QS_FORM_NF4,
         .size = nf4_size,
         .make = nf4_make,
+        .sample = nf4_sample,
         .describe = describe,
         .valid = WORD(valid),
         .failed = WORD(failed),

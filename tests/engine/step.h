@@ -17,6 +17,7 @@ enum launches {
 	THIN4,      /* qs_w4a16_*                                     */
 	THIN8,      /* qs_w8a16_*                                     */
 	HASHES,     /* qs_hash                                        */
+	SAMPLES,    /* qs_nf4_sample, qs_fp8_sample                   */
 	CASTS,      /* qs_quantise: of operands that are not kept     */
 	FP8,        /* products with fp8 operands                     */
 	BF16,       /* products with bf16 operands: the program's own */

@@ -315,6 +315,103 @@ static int scene_buffer(int argc, char **argv)
 	return 0;
 }
 
+/* ---- scenes: writes that no call announces ------------------------------------------------------
+ */
+
+#define TURNS 64 /* products within which any such write is found */
+
+/* By whom it does not matter: device memory is host memory here. What is in flight has ended. */
+static void unseen_copy(void)
+{
+	memcpy(x.da, new_weight(), BYTES);
+}
+
+static void unseen_row(void)
+{
+	const size_t row = 77 * IN;
+	memset((uint16_t *)x.da + row, 0x41, IN * sizeof(uint16_t));
+	for (size_t i = row; i < row + IN; i++)
+		x.a[i] = 0x1.82p3; /* 0x4141 */
+}
+
+/* In the last row, so large that a product of the weight as it was is of no use. */
+static void unseen_element(void)
+{
+	const size_t last = (size_t)OUT * IN - 1;
+	((uint16_t *)x.da)[last] = 0x42c8;
+	x.a[last] = 100;
+}
+
+/* `unseen SHAPE WHICH`: a step before the write, those in which it must be found, some more, and
+ * then a second write, of everything. */
+static int scene_unseen(int argc, char **argv)
+{
+	static void (*const writes[])(void) = {unseen_copy, unseen_row, unseen_element};
+	if (argc != 2)
+		return 2;
+	open_all(argv[0]);
+	warm_up();
+	for (int i = 0; i < OFTEN; i++)
+		step_submit(&x, &session);
+	product_fetch(&x);
+	step_begin();
+	step_call(&x, &session);
+	writes[atoi(argv[1])]();
+	for (int i = 0; i < TURNS + 4; i++)
+		step_call(&x, &session);
+	unseen_copy();
+	step_call(&x, &session);
+	return 0;
+}
+
+/* `ahead SHAPE`: the host submits many products, in two streams that take turns, before it can know
+ * that the first of them found the write. */
+static int scene_ahead(int argc, char **argv)
+{
+	if (argc != 1)
+		return 2;
+	open_all(argv[0]);
+	cudaStream_t streams[] = {session.stream, new_stream()};
+	warm_up();
+	unseen_copy();
+	for (int i = 0; i < 20; i++) {
+		session_use(&session, streams[i % 2]);
+		if (i == 19)
+			product_poison(&x);
+		step_submit(&x, &session);
+	}
+	step_print(&x);
+	return 0;
+}
+
+/* `reader SHAPE`: a kernel that left the weight as it was many times, and then does not. */
+static int scene_reader(int argc, char **argv)
+{
+	void *same;
+	if (argc != 1)
+		return 2;
+	open_all(argv[0]);
+	warm_up();
+	for (int i = 0; i < OFTEN; i++)
+		step_submit(&x, &session);
+	product_fetch(&x);
+	must((int)cudaMalloc(&same, BYTES), "malloc");
+	memcpy(same, x.da, BYTES);
+	for (int i = 0; i < 24; i++) {
+		kernel_copy(same, session.stream);
+		step_submit(&x, &session);
+		product_fetch(&x);
+	}
+	step_begin();
+	kernel_copy(same, session.stream);
+	step_call(&x, &session);
+	for (int i = 0; i < 3; i++) {
+		kernel_copy(new_weight(), session.stream);
+		step_call(&x, &session);
+	}
+	return 0;
+}
+
 /* ---- scenes: graphs -----------------------------------------------------------------------------
  */
 
@@ -585,19 +682,14 @@ static int scene_threads(int argc, char **argv)
 }
 
 const struct scene scenes[] = {
-        {"restless", scene_restless},
-        {"write", scene_write},
-        {"buffer", scene_buffer},
-        {"cold", scene_cold},
-        {"replays", scene_replays},
-        {"suspect", scene_suspect},
-        {"inside", scene_inside},
-        {"weights", scene_weights},
-        {"exhausted", scene_exhausted},
-        {"fork", scene_fork},
-        {"devices", scene_devices},
-        {"threads", scene_threads},
-        {NULL, NULL},
+        {"restless", scene_restless}, {"write", scene_write},
+        {"unseen", scene_unseen},     {"ahead", scene_ahead},
+        {"reader", scene_reader},     {"buffer", scene_buffer},
+        {"cold", scene_cold},         {"replays", scene_replays},
+        {"suspect", scene_suspect},   {"inside", scene_inside},
+        {"weights", scene_weights},   {"exhausted", scene_exhausted},
+        {"fork", scene_fork},         {"devices", scene_devices},
+        {"threads", scene_threads},   {NULL, NULL},
 };
 
 /* ---- running ------------------------------------------------------------------------------------
@@ -708,6 +800,103 @@ START_TEST(a_buffer_for_the_weights_of_all_layers_is_never_kept)
 			ck_assert_msg(!step.uses[form] && !step.bytes[form], "%s, step %d",
 			              kind->name, i);
 	}
+}
+END_TEST
+
+/* ---- writes that no call announces --------------------------------------------------------------
+ */
+
+#define ESCAPED "was written by something that was not seen"
+
+/* The last of the steps in which the weight as it was, or a part of it, was still multiplied. */
+static int last_stale(const struct kind *kind, int from, int to)
+{
+	const double least = kind->form == FORM_FP8_TILES ? 26.5 : kind->least;
+	int last = from - 1;
+	for (int i = from; i < to; i++)
+		if (step_at(&outcome, i).sqnr < least)
+			last = i;
+	return last;
+}
+
+static void run_unseen(const struct kind *kind, const char *level, const char *which)
+{
+	run(kind, level, "", "unseen", which, 1);
+	expect_kept(kind, "before the write", WARMUP);
+	ck_assert_int_eq(step_at(&outcome, WARMUP).launches[HASHES], !strcmp(level, "verified"));
+}
+
+START_TEST(a_weight_replaced_unseen_is_right_at_once)
+{
+	const struct kind *kind = &kinds[_i % KINDS];
+	run_unseen(kind, levels[_i / KINDS], "0");
+	for (int i = WARMUP + 1; i < steps(&outcome); i++)
+		expect_right(kind, "unseen", i);
+}
+END_TEST
+
+static bool is_many(const struct kind *kind)
+{
+	return kind->shape > 0;
+}
+
+START_TEST(a_part_written_unseen_is_found_within_64_products)
+{
+	const struct kind *kind = &kinds[_i / 2];
+	const int first = WARMUP + 1;
+	run_unseen(kind, "tracked", _i % 2 ? "2" : "1");
+	const int last = last_stale(kind, first, first + TURNS + 4);
+	ck_assert_msg(last < first + TURNS - 1, "%s: stale at product %d", kind->name,
+	              last - first);
+	for (int i = first + TURNS; i < steps(&outcome); i++)
+		expect_right(kind, "unseen", i);
+	/* all are verified from then on */
+	if (is_many(kind)) {
+		ck_assert_ptr_nonnull(strstr(outcome.err, ESCAPED));
+		ck_assert_int_eq(step_at(&outcome, first + TURNS + 3).uses[kind->form], 1);
+		ck_assert_int_eq(step_at(&outcome, first + TURNS + 3).launches[HASHES], 1);
+	}
+}
+END_TEST
+
+START_TEST(a_verified_or_frozen_weight_is_not_compared_in_part)
+{
+	const struct kind *kind = &kinds[_i % KINDS];
+	run(kind, _i < KINDS ? "verified" : "frozen", "", "unseen", "0", 1);
+	for (int i = 0; i < steps(&outcome); i++)
+		ck_assert_int_eq(step_at(&outcome, i).launches[SAMPLES], 0);
+}
+END_TEST
+
+START_TEST(a_tracked_weight_is_compared_in_part_by_each_product_of_many_tokens)
+{
+	const struct kind *kind = &kinds[_i];
+	run(kind, "tracked", "", "unseen", "1", 1);
+	const struct step step = step_at(&outcome, WARMUP);
+	ck_assert_int_eq(step.launches[SAMPLES], is_many(kind));
+}
+END_TEST
+
+/* Nobody can tell the host meanwhile, and the products in the other stream are of the same copy. */
+START_TEST(products_submitted_ahead_are_right_after_an_unseen_write)
+{
+	const struct kind *kind = &kinds[_i % KINDS];
+	run(kind, "tracked", "", "ahead", NULL, 1 + _i);
+	expect_right(kind, "ahead", WARMUP);
+}
+END_TEST
+
+/* It is a writer from then on, and nothing went unseen: the weight is not verified each time. */
+START_TEST(a_reader_that_writes_is_found_out)
+{
+	const struct kind *kind = &kinds[_i];
+	run(kind, "tracked", "", "reader", NULL, 1);
+	ck_assert_int_eq(step_at(&outcome, WARMUP).launches[HASHES], 0);
+	for (int i = WARMUP; i < WARMUP + 4; i++)
+		expect_right(kind, "reader", i);
+	ck_assert_ptr_null(strstr(outcome.err, ESCAPED));
+	if (is_many(kind))
+		ck_assert_int_eq(step_at(&outcome, WARMUP + 3).launches[HASHES], 1);
 }
 END_TEST
 
@@ -889,6 +1078,16 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, a_frozen_weight_is_not_looked_at_again, 0, KINDS);
 	tcase_add_loop_test(tcase, a_buffer_for_the_weights_of_all_layers_is_never_kept, 0,
 	                    2 * KINDS);
+	tcase_add_loop_test(tcase, a_weight_replaced_unseen_is_right_at_once, 0, 2 * KINDS);
+	tcase_add_loop_test(tcase, a_part_written_unseen_is_found_within_64_products, 0, 2 * KINDS);
+	tcase_add_loop_test(tcase, a_verified_or_frozen_weight_is_not_compared_in_part, 0,
+	                    2 * KINDS);
+	tcase_add_loop_test(tcase,
+	                    a_tracked_weight_is_compared_in_part_by_each_product_of_many_tokens, 0,
+	                    KINDS);
+	tcase_add_loop_test(tcase, products_submitted_ahead_are_right_after_an_unseen_write, 0,
+	                    2 * KINDS);
+	tcase_add_loop_test(tcase, a_reader_that_writes_is_found_out, 0, KINDS);
 	tcase_add_loop_test(tcase, a_capture_without_a_copy_is_right, 0, KINDS);
 	tcase_add_loop_test(tcase, a_capture_where_nothing_is_kept_says_so, 0, 3);
 	tcase_add_loop_test(tcase, replays_follow_the_weight, 0, 2 * KINDS);

@@ -137,8 +137,11 @@ static void run_commit(void *const *params, unsigned grid_x, unsigned block_x)
 	demand(grid_x == 1, QS_KERNEL_HASH_COMMIT, "more than one block");
 	if (record && (work->stale || (work->failed && !work->differs)))
 		keep(args, record);
-	if (record && args->flags & QS_HASH_MAKE)
-		record->changes = 0;
+	if (record && args->flags & QS_HASH_MAKE) {
+		record->changes = record->escapes = 0;
+		record->turn = record->readers = record->found = 0;
+		__atomic_store_n(&outcome->escapes, 0, __ATOMIC_RELAXED);
+	}
 	if (record)
 		record->changes += work->differs;
 	/* other threads may read these while a graph runs */

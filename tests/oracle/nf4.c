@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "kernels/nf4.h"
+#include "kernels/sample.h"
 
 static void demand(int holds, const char *kernel, const char *what)
 {
@@ -345,6 +346,29 @@ static bool same_fp8(const struct qs_product_args *args, int64_t row, int64_t co
 	return same;
 }
 
+/* As a product sees the copy, for what compares it. */
+static void run_nf4_sample(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	const struct qs_sample_args *args = params[0];
+	struct qs_weight *weight = (struct qs_weight *)(uintptr_t)args->descriptor;
+	const struct qs_product_args product = {.weight = args->descriptor,
+	                                        .source = args->source,
+	                                        .ld = args->ld,
+	                                        .n = args->rows,
+	                                        .k = args->cols};
+	bool same = true;
+	qs_oracle_sample_demand(args, grid_x, block_x);
+	demand(weight && weight->packed == args->data, QS_KERNEL_NF4_SAMPLE, "other tiles");
+	for (int64_t row = weight->turn % QS_WEIGHT_TILE; row < args->rows; row += QS_WEIGHT_TILE)
+		for (int64_t column = 0; column < args->cols; column += QS_WEIGHT_TILE)
+			same = same && same_nf4(&product, row, column);
+	qs_oracle_sample_judge(args, same, &weight->turn);
+	if (same)
+		return;
+	weight->failed = 1;
+	weight->valid = 0;
+}
+
 /* What a block works on: rows from `row` on, columns `first` to `end`. */
 struct part {
 	int64_t row, rows, first, end;
@@ -485,6 +509,7 @@ const struct qs_oracle_kernel qs_oracle_nf4_kernels[] = {
         {QS_KERNEL_NF4_PACK, run_nf4_pack, {sizeof(struct qs_pack_args)}},
         {QS_KERNEL_FP8_PACK, run_fp8_pack, {sizeof(struct qs_pack_args)}},
         {QS_KERNEL_NF4_EXPAND, run_nf4_expand, {sizeof(struct qs_expand_args)}},
+        {QS_KERNEL_NF4_SAMPLE, run_nf4_sample, {sizeof(struct qs_sample_args)}},
         {"qs_w4a16_8", run_w4a16, {sizeof(struct qs_product_args)}},
         {"qs_w4a16_16", run_w4a16, {sizeof(struct qs_product_args)}},
         {"qs_w4a16_32", run_w4a16, {sizeof(struct qs_product_args)}},

@@ -22,6 +22,12 @@ extern const struct qs_oracle_kernel qs_oracle_kernels[];
 extern const struct qs_oracle_kernel qs_oracle_nf4_kernels[];
 extern const struct qs_oracle_kernel qs_oracle_hash_kernels[];
 
+/* Of every kernel of kernels/sample.h: ends the program where a launch breaks the contract; and
+ * what follows from a comparison. */
+struct qs_sample_args;
+void qs_oracle_sample_demand(const struct qs_sample_args *args, unsigned grid_x, unsigned block_x);
+void qs_oracle_sample_judge(const struct qs_sample_args *args, bool same, uint32_t *turn);
+
 /* Conversions, defined for all inputs. fp8 is e4m3 ("fn": no infinities, 0x7f and 0xff are NaN). */
 float qs_oracle_bf16_to_float(uint16_t bits);
 uint16_t qs_oracle_float_to_bf16(float value); /* round to nearest even, NaN stays NaN */

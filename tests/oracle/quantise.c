@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "kernels/quantise.h"
+#include "kernels/sample.h"
 
 static void demand(int holds, const char *kernel, const char *what)
 {
@@ -342,11 +343,56 @@ static void run_cast_columns(void *const *params, unsigned grid_x, unsigned bloc
 	run_columns(params[0], 1, QS_KERNEL_CAST_COLUMNS);
 }
 
+/* ---- kept copies against their sources ------------------------------------------------------ */
+
+static bool is_same(const struct qs_sample_args *args, int64_t row, int64_t col)
+{
+	const uint16_t bits = ((const uint16_t *)(uintptr_t)args->source)[row * args->ld + col];
+	const uint8_t *kept = (const uint8_t *)(uintptr_t)args->data;
+	const float scale = *(const float *)(uintptr_t)args->scale;
+	const int64_t at = args->flags & QS_SAMPLE_TURNED ? col * qs_k_padded(args->rows) + row
+	                                                  : row * qs_k_padded(args->cols) + col;
+	return kept[at] == quantise(bits, 1 / scale, QS_FP8_E4M3);
+}
+
+static uint32_t amax_of_source(const struct qs_sample_args *args)
+{
+	const uint16_t *source = (const uint16_t *)(uintptr_t)args->source;
+	uint32_t amax = 0;
+	for (int64_t row = 0; row < args->rows; row++)
+		for (int64_t col = 0; col < args->cols; col++) {
+			const uint32_t bits = (source[row * args->ld + col] & 0x7fffu) << 16;
+			amax = bits < 0x7f800000 && bits > amax ? bits : amax;
+		}
+	return amax;
+}
+
+static void run_fp8_sample(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	const struct qs_sample_args *args = params[0];
+	struct qs_hash_record *record = (struct qs_hash_record *)(uintptr_t)args->record;
+	struct qs_hash_work *work = (struct qs_hash_work *)(uintptr_t)args->work;
+	const int64_t across = qs_sample_across(args->cols);
+	bool same = true;
+	qs_oracle_sample_demand(args, grid_x, block_x);
+	for (int64_t row = 0; row < args->rows; row++)
+		for (int64_t col = 0; col < args->cols; col++) {
+			const int64_t patch =
+			        row / QS_SAMPLE_PATCH_ROWS * across + col / QS_SAMPLE_PATCH_COLS;
+			if (patch % QS_SAMPLE_TURNS == record->turn % QS_SAMPLE_TURNS)
+				same = same && is_same(args, row, col);
+		}
+	qs_oracle_sample_judge(args, same, &record->turn);
+	if (!same)
+		record->amax = work->repair = amax_of_source(args);
+}
+
 const struct qs_oracle_kernel qs_oracle_kernels[] = {
         {QS_KERNEL_QUANTISE, run_quantise, {sizeof(struct qs_quantise_args)}},
         {QS_KERNEL_REPAIR, run_repair, {sizeof(struct qs_quantise_args)}},
         {QS_KERNEL_QUANTISE_ROWS, run_quantise_rows, {sizeof(struct qs_quantise_args)}},
         {QS_KERNEL_AMAX_COLUMNS, run_amax_columns, {sizeof(struct qs_quantise_args)}},
         {QS_KERNEL_CAST_COLUMNS, run_cast_columns, {sizeof(struct qs_quantise_args)}},
+        {QS_KERNEL_FP8_SAMPLE, run_fp8_sample, {sizeof(struct qs_sample_args)}},
         {0},
 };
