@@ -314,7 +314,8 @@ static long other_bytes(const struct product *p)
 /* ---- NF4 ----------------------------------------------------------------------------------------
  *
  * Calls 1 and 2 hash the weight, call 3 makes a copy, calls 4 and 5 verify what was suspect when it
- * was made (operand/cache.h), and those that follow submit nothing but the product.
+ * was made (operand/cache.h), and those that follow submit nothing but the product. Before one by
+ * cuBLASLt a part of the copy is compared, and packing is launched for the case that it differs.
  */
 #define MADE_AT  2
 #define CLEAN_AT 5
@@ -324,9 +325,11 @@ static void expect_nf4(const struct product *p, int number, const struct step *s
 {
 	const long packed = align(qs_nf4_bytes(rows_of(p), columns_of(p)));
 	const bool kept = number >= MADE_AT, clean = number >= CLEAN_AT;
+	const bool sampled = clean && step->launches[EXPANSIONS];
 	expect_quality(p, step, number, four_bits);
 	expect_kept(p, step, number, FORM_NF4, kept, kept ? kept_bytes(p, FORM_NF4) : 0);
-	expect_launches(p, step, number, PACKS4, !clean);
+	expect_launches(p, step, number, PACKS4, !clean || sampled);
+	expect_launches(p, step, number, SAMPLES, sampled);
 	expect_launches(p, step, number, HASHES, !clean);
 	expect_launches(p, step, number, BF16, 0);
 	if (number <= MADE_AT)

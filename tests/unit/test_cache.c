@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "intercept/intercept.h"
+#include "kernels/sample.h"
 #include "note/note.h"
 #include "operand/cache.h"
 #include "operand/kept.h"
@@ -860,7 +861,28 @@ END_TEST
 
 /* ---- tracked -------------------------------------------------------------------------------- */
 
+/* Where the product compares for itself. */
 START_TEST(a_clean_weight_costs_no_launch)
+{
+	begin(QS_VALIDITY_TRACKED);
+	struct weight *w = weight_kept(use_exact);
+	for (int i = 0; i < 3; i++)
+		use_exact(w);
+	cu.set("counters", 0);
+	for (int i = 0; i < 10; i++)
+		ck_assert(use_exact(w));
+	ck_assert_int_eq(hashes(), 0);
+	ck_assert_int_eq(cu.get("launches"), 0); /* but the products, which are not counted */
+	nothing_stale();
+}
+END_TEST
+
+static long samples(void)
+{
+	return cu.get("kernel:qs_fp8_sample");
+}
+
+START_TEST(a_clean_weight_is_compared_in_part_where_products_do_not)
 {
 	begin(QS_VALIDITY_TRACKED);
 	struct weight *w = weight_kept(use);
@@ -870,8 +892,78 @@ START_TEST(a_clean_weight_costs_no_launch)
 	for (int i = 0; i < 10; i++)
 		ck_assert(use(w));
 	ck_assert_int_eq(hashes(), 0);
-	ck_assert_int_eq(cu.get("launches"), 20); /* the product's copies */
+	ck_assert_int_eq(samples(), 10);
+	ck_assert_int_eq(cu.get("launches"), 40); /* and two copies each, the product's */
 	nothing_stale();
+}
+END_TEST
+
+static struct qs_kept *only_copy(void)
+{
+	struct qs_kept *found = NULL;
+	for (int i = 0; i < QS_CACHE_BUCKETS; i++)
+		found = found ? found : context->cache->bucket[i];
+	ck_assert_ptr_nonnull(found);
+	return found;
+}
+
+/* So small a matrix has parts for three turns only: uses go on until the first of them is next. */
+static void until_first_turn(struct weight *w)
+{
+	const struct qs_hash_record *record =
+	        (const struct qs_hash_record *)(uintptr_t)only_copy()->record;
+	do {
+		ck_assert(use(w));
+		synchronise();
+	} while (record->turn % QS_SAMPLE_TURNS);
+}
+
+/* The use that finds it is right, and so are those in other streams that come after it: they wait.
+ */
+START_TEST(a_sample_finds_what_tracking_missed)
+{
+	begin(QS_VALIDITY_TRACKED);
+	struct weight *w = weight_kept(use);
+	CUstream other;
+	ck_cuda(cu.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	for (int seed = 1; seed <= 20; seed++) {
+		until_first_turn(w);
+		ck_assert(!context->cache->blind);
+		cu.set("seed", seed);
+		draw(w);
+		submit_write(w, stream); /* nobody tells */
+		synchronise();
+		ck_assert(use(w));
+		ck_assert(use_in(w, &qs_form_fp8, other));
+		nothing_stale();
+		cu.set("counters", 0);
+		ck_assert(use(w)); /* the host learns of it, and has all verified from now on */
+		ck_assert(context->cache->blind);
+		ck_assert_int_eq(hashes(), 1);
+		ck_assert_int_eq(samples(), 0);
+		draw(w);
+		submit_write(w, stream);
+		ck_assert(use(w));
+		nothing_stale();
+		context->cache->blind = false; /* for the next round */
+	}
+}
+END_TEST
+
+/* A write in between that was seen says nothing of one that was not. */
+START_TEST(samples_take_no_seen_write_for_a_missed_one)
+{
+	begin(QS_VALIDITY_TRACKED);
+	struct weight *w = weight_kept(use);
+	for (int i = 0; i < 400; i++) {
+		if (i % 37 == 0)
+			rewrite(w);
+		ck_assert(use(w));
+		if (uniform() < 0.3)
+			synchronise();
+	}
+	nothing_stale();
+	ck_assert(!context->cache->blind);
 }
 END_TEST
 
@@ -1778,6 +1870,9 @@ int main(void)
 	ADD(padding_is_no_part_of_a_weight);
 	ADD(a_copy_that_never_lasts_is_dropped);
 	ADD(a_clean_weight_costs_no_launch);
+	ADD(a_clean_weight_is_compared_in_part_where_products_do_not);
+	ADD(a_sample_finds_what_tracking_missed);
+	ADD(samples_take_no_seen_write_for_a_missed_one);
 	ADD(a_write_that_was_seen_is_verified_three_times);
 	ADD(a_writer_that_is_late_is_found_by_the_next_use);
 	ADD(without_trust_nothing_is_tracked);
