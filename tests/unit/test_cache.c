@@ -907,15 +907,16 @@ static struct qs_kept *only_copy(void)
 	return found;
 }
 
-/* So small a matrix has parts for three turns only: uses go on until the first of them is next. */
-static void until_first_turn(struct weight *w)
+/* So small a matrix has parts for three turns only: uses go on until the last of them is next, so
+ * that the use after finds nothing by itself. */
+static void until_last_turn(struct weight *w)
 {
 	const struct qs_hash_record *record =
 	        (const struct qs_hash_record *)(uintptr_t)only_copy()->record;
 	do {
 		ck_assert(use(w));
 		synchronise();
-	} while (record->turn % QS_SAMPLE_TURNS);
+	} while (record->turn % QS_SAMPLE_TURNS != qs_sample_patches(ROWS, COLS) - 1);
 }
 
 /* The use that finds it is right, and so are those in other streams that come after it: they wait.
@@ -927,7 +928,7 @@ START_TEST(a_sample_finds_what_tracking_missed)
 	CUstream other;
 	ck_cuda(cu.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
 	for (int seed = 1; seed <= 20; seed++) {
-		until_first_turn(w);
+		until_last_turn(w);
 		ck_assert(!context->cache->blind);
 		cu.set("seed", seed);
 		draw(w);
