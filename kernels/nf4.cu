@@ -771,11 +771,15 @@ struct job {
 static __device__ __forceinline__ struct job job_of(const struct qs_product_args &args)
 {
 	struct job job;
+	uint32_t block = blockIdx.x;
+	/* hides from the compiler that it is the same at every call: a job that is asked for again
+	 * need not be kept in registers meanwhile */
+	asm volatile("" : "+r"(block));
 	job.strips = (uint32_t)qs_shares(args.n, QS_WEIGHT_TILE);
-	job.strip = blockIdx.x / args.split * args.strips;
+	job.strip = block / args.split * args.strips;
 	job.chunks = (uint32_t)(args.k / QS_WEIGHT_TILE);
 	const uint32_t share = (job.chunks + args.split - 1) / args.split;
-	job.first = min(blockIdx.x % args.split * share, job.chunks);
+	job.first = min(block % args.split * share, job.chunks);
 	job.end = min(job.first + share, job.chunks);
 	job.turns = QS_GROUPS / args.strips;
 	/* a shuffle tells the compiler that it is the same for all threads of a warp */
@@ -855,7 +859,7 @@ static __device__ __forceinline__ void load_fragment(const struct qs_product_arg
 
 /* What the threads of a block tell each other, in shared memory. */
 struct control {
-	uint64_t full[QS_STAGES_MAX], empty[QS_STAGES_MAX]; /* barriers of the pipeline          */
+	uint64_t full[QS_SLOTS], empty[QS_SLOTS]; /* barriers of the pipeline            */
 	float2 range[16]; /* a code is right for numbers above x and not above y             */
 	uint64_t packed;  /* the tiles that are multiplied                                   */
 	uint32_t known;   /* they may be read                                                */
@@ -881,20 +885,37 @@ static __device__ __forceinline__ bool code_fits(const struct control *control, 
 	return value > range.x && !(value > range.y);
 }
 
-/* False in some lane unless row `row` of an NF4 tile is what 64 elements of W make, of which each
- * of eight neighbouring lanes has eight: those of four pairs, whose codes are 16 bytes apart.
+/* What a tile keeps of a row: 16 bytes of each of four lanes, in fp8 those of both halves of the
+ * tile. */
+struct kept {
+	const uint8_t *codes;
+	uint32_t half;   /* fp8: distance of the halves */
+	uint32_t absmax; /* NF4 */
+	float scale;     /* fp8 */
+};
+
+static __device__ __forceinline__ struct kept kept_nf4(const uint8_t *tile, unsigned row)
+{
+	const uint16_t *absmax = (const uint16_t *)(tile + QS_NF4_CODE_BYTES);
+	struct kept kept = {tile + tile_lane(row, 0) * 16};
+	kept.absmax = absmax[absmax_place(row)];
+	return kept;
+}
+
+/* False in some lane unless an NF4 tile keeps of row `row` what 64 elements of W make, of which
+ * each of eight neighbouring lanes has eight: those of four pairs, whose codes are 16 bytes apart.
  * absmax is right if no magnitude is above and some is equal; zeros stand for magnitudes below the
  * least normal number. */
-static __device__ __forceinline__ bool same_nf4(const struct control *control, const uint8_t *tile,
-                                                unsigned row, const uint4 &chunk)
+static __device__ __forceinline__ bool
+same_nf4(const struct control *control, const struct kept &kept, unsigned row, const uint4 &chunk)
 {
 	const unsigned lane = threadIdx.x % WARP;
-	const uint8_t *codes = tile + nf4_byte(row, lane % 8 * 4);
-	const uint32_t absmax = ((const uint16_t *)(tile + QS_NF4_CODE_BYTES))[absmax_place(row)];
+	const uint8_t *codes = kept.codes + lane % 8 * 2 + row % QUARTER_ROWS / 8;
 	const uint32_t magnitude = chunk_max(chunk);
-	const uint32_t reached = __ballot_sync(FULL, magnitude == absmax) >> (lane & 24) & 0xff;
-	const float inverse = reciprocal(float_of(absmax));
-	bool fits = magnitude <= absmax && reached, zeros = magnitude < QS_AMAX_LEAST;
+	const uint32_t reached = __ballot_sync(FULL, magnitude == kept.absmax) >> (lane & 24);
+	const float inverse = reciprocal(float_of(kept.absmax));
+	bool fits = magnitude <= kept.absmax && (reached & 0xff);
+	bool zeros = magnitude < QS_AMAX_LEAST;
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
 		const uint32_t byte = codes[i * 16], pair = word_of(chunk, i);
@@ -904,14 +925,16 @@ static __device__ __forceinline__ bool same_nf4(const struct control *control, c
 		fits &= code_fits(control, byte & 15, second);
 		zeros &= byte == 0x77;
 	}
-	return absmax ? fits : zeros;
+	return kept.absmax ? fits : zeros;
 }
 
-static __device__ __forceinline__ bool same_fp8(const uint8_t *tile, unsigned row,
-                                                const uint4 &chunk, float scale)
+static __device__ __forceinline__ bool same_fp8(const struct kept &kept, unsigned row,
+                                                const uint4 &chunk)
 {
-	const uint8_t *bytes = tile + fp8_byte(row, threadIdx.x % 8 * 4);
-	const float inverse = scale_of(scale);
+	const unsigned l8 = threadIdx.x % 8;
+	const uint8_t *bytes =
+	        kept.codes + l8 / 4 * kept.half + l8 % 4 * 4 + row % QUARTER_ROWS / 8;
+	const float inverse = scale_of(kept.scale);
 	bool same = true;
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
@@ -924,10 +947,10 @@ static __device__ __forceinline__ bool same_fp8(const uint8_t *tile, unsigned ro
 }
 
 template <bool NF4>
-static __device__ __forceinline__ bool same_row(const struct control *control, const uint8_t *tile,
-                                                unsigned row, const uint4 &chunk, float scale)
+static __device__ __forceinline__ bool
+same_row(const struct control *control, const struct kept &kept, unsigned row, const uint4 &chunk)
 {
-	return NF4 ? same_nf4(control, tile, row, chunk) : same_fp8(tile, row, chunk, scale);
+	return NF4 ? same_nf4(control, kept, row, chunk) : same_fp8(kept, row, chunk);
 }
 
 /* The work ahead in the stream has ended, and what it wrote can be read. Nothing to wait for unless
@@ -1029,7 +1052,8 @@ extern "C" __global__ void __launch_bounds__(QS_SAMPLE_THREADS)
 		const uint8_t *packed =
 		        (const uint8_t *)args.data + (inside ? tile : 0) * QS_NF4_TILE_BYTES;
 		const uint4 made = inside ? load_chunk(source, aligned) : make_uint4(0, 0, 0, 0);
-		const bool equal = same_nf4(&control, packed, row_of_tile, made);
+		const bool equal =
+		        same_nf4(&control, kept_nf4(packed, row_of_tile), row_of_tile, made);
 		same &= equal || !inside;
 	}
 	if (qs_sample_judge(args, same, &weight->turn) && threadIdx.x == 0) {
@@ -1204,6 +1228,14 @@ static __device__ __forceinline__ void add_up(const struct qs_product_args &args
 
 /* ---- products elsewhere --------------------------------------------------------------------- */
 
+static __device__ __forceinline__ struct kept kept_fp8(const uint8_t *tile, unsigned row,
+                                                       float scale)
+{
+	struct kept kept = {tile + tile_lane(row, 0) * 16, QS_FP8_TILE_BYTES / 2};
+	kept.scale = scale;
+	return kept;
+}
+
 /* A row of a tile against W, by a warp, of which each eight lanes do the same. */
 template <bool NF4>
 static __device__ __forceinline__ void sample_tile(const struct qs_product_args &args,
@@ -1216,9 +1248,13 @@ static __device__ __forceinline__ void sample_tile(const struct qs_product_args 
 		return;
 	source += (int64_t)chunk * QS_WEIGHT_TILE + threadIdx.x % 8 * CHUNK;
 	const uint4 made = load_chunk(source, rows_aligned(args.source, args.ld, CHUNK));
-	const float scale =
-	        NF4 ? 0 : __ldg(scales_of(args) + (int64_t)job.strip * QS_WEIGHT_TILE + row);
-	if (!same_row<NF4>(control, tile, row, made, scale))
+	struct kept kept;
+	if constexpr (NF4)
+		kept = kept_nf4(tile, row);
+	else
+		kept = kept_fp8(tile, row,
+		                __ldg(scales_of(args) + (int64_t)job.strip * QS_WEIGHT_TILE + row));
+	if (!same_row<NF4>(control, kept, row, made))
 		drop_weight(args, control);
 }
 
@@ -1263,7 +1299,7 @@ static __device__ __forceinline__ void start(const struct qs_product_args &args,
 		fill_table(table);
 	fill_range(control, threadIdx.x);
 	__syncthreads();
-	if (threadIdx.x == 0 && control->known && !(args.flags & QS_PRODUCT_FROZEN))
+	if (threadIdx.x == 0 && !(args.flags & QS_PRODUCT_FROZEN))
 		move_turn(args, control->turn);
 }
 
@@ -1382,41 +1418,19 @@ static __device__ __forceinline__ void barrier_init(uint64_t *barrier, unsigned 
 	             "r"(count));
 }
 
-static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
-	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier))
-	             : "memory");
+	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
-{
-	asm volatile(
-	        "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-	        "r"(bytes)
-	        : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
 	asm volatile("{\n.reg .pred done;\n"
 	             "again:\n"
 	             "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-	             "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+	             "@!done bra again;\n}" ::"r"(barrier),
 	             "r"(parity)
 	             : "memory");
-}
-
-/* Bytes that are read once: the L2 cache need not keep them. */
-static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes,
-                                                 uint64_t *barrier)
-{
-	asm volatile(
-	        "{\n.reg .b64 policy;\n"
-	        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-	        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-	        "[%0], [%1], %2, [%3], policy;\n}" ::"r"(shared_address(to)),
-	        "l"(from), "r"(bytes), "r"(shared_address(barrier))
-	        : "memory");
 }
 
 static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
@@ -1424,12 +1438,26 @@ static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The barrier counts this thread in when all its copies so far have arrived. */
-static __device__ __forceinline__ void arrive_with_copies(uint64_t *barrier)
+static __device__ __forceinline__ void copy_4(uint32_t to, const void *from)
 {
-	asm volatile(
-	        "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
-	        : "memory");
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ uint4 load_16(uint32_t from)
+{
+	uint4 value;
+	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+	             : "r"(from)
+	             : "memory");
+	return value;
+}
+
+static __device__ __forceinline__ uint32_t load_4(uint32_t from)
+{
+	uint32_t value;
+	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+	return value;
 }
 
 static __device__ __forceinline__ void store_16(uint32_t to, const uint4 &value)
@@ -1475,96 +1503,154 @@ static __device__ __forceinline__ void let_next_begin(void)
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+/* ---- tiles ---------------------------------------------------------------------------------- */
+
+/* The steps in which a group has a tile. */
+static __device__ __forceinline__ uint32_t steps_of(const struct job &job)
+{
+	const uint32_t tiles = job.end - min(job.end, job.first + job.turn);
+	return job.strip + job.row < job.strips ? (tiles + job.turns - 1) / job.turns : 0;
+}
+
+/* Where a thread finds its part of the tiles of its group. It copies them some steps ahead, each
+ * part into a slot of shared memory that only this thread reads: nobody else need be waited for. */
+struct stream {
+	const uint8_t *codes; /* of the next tile to copy                                   */
+	int32_t absmax;       /* NF4: from there to the scales of the thread's rows         */
+	uint32_t stride;      /* bytes from there to the next tile of the group             */
+	uint32_t left;        /* tiles to copy                                              */
+	uint32_t slot;        /* shared address of the codes to take next, then to copy     */
+};
+
+/* Of a slot of all threads. Slots make a ring of QS_RING_BYTES that ends where the table begins. */
+template <bool NF4> static constexpr uint32_t slot_bytes = QS_MULTIPLIERS *(NF4 ? 16 : 32);
+template <int TOKENS, bool NF4>
+static constexpr uint32_t slots_ahead = QS_RING_BYTES(TOKENS) / slot_bytes<NF4>;
+
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ struct stream stream_of(const struct job &job, uint64_t packed,
+                                                          uint32_t table)
+{
+	const int32_t lane = threadIdx.x % 128;
+	const uint8_t *tile = tile_at<NF4>(packed, job, job.strip + job.row, job.first + job.turn);
+	struct stream stream = {tile + lane * 16};
+	stream.absmax = QS_NF4_CODE_BYTES + (lane / WARP * 8 + lane % WARP / 4) * 4 - lane * 16;
+	stream.stride = job.turns * (NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES);
+	stream.left = steps_of(job);
+	stream.slot = table - QS_RING_BYTES(TOKENS) + threadIdx.x * 16;
+	return stream;
+}
+
+/* The thread's two scales in NF4 are kept behind the table. */
+template <int TOKENS>
+static __device__ __forceinline__ uint32_t absmax_slot(uint32_t slot, uint32_t table)
+{
+	return table + QS_TABLE_BYTES + slot % QS_RING_BYTES(TOKENS) / 4;
+}
+
+/* Copies the next tile's part into the stream's slot, and goes to the next slot. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void copy_part(struct stream *stream, uint32_t table)
+{
+	constexpr uint32_t ring = QS_RING_BYTES(TOKENS);
+	if (stream->left) {
+		copy_16(stream->slot, stream->codes);
+		if (NF4)
+			copy_4(absmax_slot<TOKENS>(stream->slot, table),
+			       stream->codes + stream->absmax);
+		else
+			copy_16(stream->slot + slot_bytes<NF4> / 2,
+			        stream->codes + QS_FP8_TILE_BYTES / 2);
+		stream->codes += stream->stride;
+		stream->left--;
+	}
+	copies_commit();
+	/* table is a multiple of the ring's size */
+	stream->slot = (stream->slot + slot_bytes<NF4>) % ring + table - ring;
+}
+
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void copy_first(struct stream *stream, uint32_t table)
+{
+	for (uint32_t i = 0; i < slots_ahead<TOKENS, NF4>; i++)
+		copy_part<TOKENS, NF4>(stream, table);
+}
+
+/* A tile as it is multiplied: decoded, and what its sums must be scaled by. */
+struct decoded {
+	struct fragment fragment;
+	uint32_t absmax; /* NF4: of rows g and g + 8 */
+};
+
+/* Takes a tile's part out of its slot, into which the next is copied. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void take_part(struct stream *stream, struct table table,
+                                                 uint32_t table_at, struct decoded *decoded)
+{
+	copies_wait<slots_ahead<TOKENS, NF4> - 1>();
+	const uint4 codes = load_16(stream->slot);
+	if constexpr (NF4) {
+		decoded->absmax = load_4(absmax_slot<TOKENS>(stream->slot, table_at));
+		decode_nf4(codes, table, &decoded->fragment);
+	} else {
+		decode_fp8(codes, &decoded->fragment.a[0]);
+		decode_fp8(load_16(stream->slot + slot_bytes<NF4> / 2), &decoded->fragment.a[8]);
+	}
+	copy_part<TOKENS, NF4>(stream, table_at);
+}
+
 /* ---- pipeline ------------------------------------------------------------------------------- */
 
-/* A stage holds X of the columns of a step, a tile's columns after the other, then a tile for each
- * group. A step is one tile of each group that still has one. */
-template <int TOKENS, bool NF4> struct pipeline {
-	static constexpr uint32_t tile_bytes = NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES;
+/* Where a block keeps what. A step is one tile of each group that still has one. X of the columns
+ * of a step, a tile's columns after the other, is a stage; stages come and go in batches. */
+template <int TOKENS> struct pipeline {
 	static constexpr uint32_t x_bytes = TOKENS * QS_WEIGHT_TILE * 2;
 	uint8_t *shared;
 	struct control *control;
-	uint32_t stages, stage_bytes, tiles_at; /* tiles_at: within a stage */
+	uint32_t stage_bytes;
+	uint32_t batch, slots; /* stages of a batch; batches for which there is memory */
 	uint32_t steps;
 
-	__device__ __forceinline__ uint8_t *x(uint32_t slot, uint32_t turn) const
+	__device__ __forceinline__ uint8_t *x(uint32_t stage, uint32_t turn) const
 	{
-		return shared + slot * stage_bytes + turn * x_bytes;
-	}
-	__device__ __forceinline__ uint8_t *tile(uint32_t slot, uint32_t group) const
-	{
-		return shared + slot * stage_bytes + tiles_at + group * tile_bytes;
+		return shared + stage * stage_bytes + turn * x_bytes;
 	}
 	__device__ __forceinline__ uint8_t *table() const
 	{
-		return (uint8_t *)control + QS_CONTROL_BYTES;
+		return (uint8_t *)control + QS_CONTROL_BYTES + QS_RING_BYTES(TOKENS);
 	}
-	__device__ __forceinline__ uint4 *rows() const
+	__device__ __forceinline__ uint8_t *samples() const
 	{
-		return (uint4 *)(table() + QS_TABLE_BYTES);
+		return table() + QS_TABLE_BYTES + QS_RING_SCALES;
 	}
 };
 
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ struct pipeline<TOKENS, NF4>
+template <int TOKENS>
+static __device__ __forceinline__ struct pipeline<TOKENS>
 pipeline_of(const struct qs_product_args &args, const struct job &job, uint8_t *shared) {
-	struct pipeline<TOKENS, NF4> pipe;
-	const uint32_t base = shared_address(shared), end = base + QS_HOPPER_PIPELINE;
-	const uint32_t table =
-	        (end + QS_CONTROL_BYTES + QS_TABLE_BYTES - 1) & ~(QS_TABLE_BYTES - 1u);
+	struct pipeline<TOKENS> pipe;
+	const uint32_t base = shared_address(shared);
+	const uint32_t table = (base + QS_HOPPER_TABLE - 1024) & ~(QS_TABLE_BYTES - 1u);
 	pipe.shared = shared;
-	pipe.control = (struct control *)(shared + (table - base) - QS_CONTROL_BYTES);
-	pipe.stages = args.stages;
-	pipe.stage_bytes = (uint32_t)qs_stage_bytes(pipe.tile_bytes, args.strips, TOKENS);
-	pipe.tiles_at = job.turns * pipe.x_bytes;
+	pipe.control = (struct control *)(shared + (table - base) - QS_RING_BYTES(TOKENS) -
+	                                  QS_CONTROL_BYTES);
+	pipe.stage_bytes = job.turns * pipe.x_bytes;
 	pipe.steps = (job.end - job.first + job.turns - 1) / job.turns;
+	pipe.slots = min(args.stages, QS_SLOTS);
+	pipe.batch = args.stages / pipe.slots;
 	return pipe;
 }
 
-/* A walk through the slots of the pipeline. */
-struct slot {
-	uint32_t at, parity;
-};
+/* Warps that copy X, and then those that sample. */
+#define WARP_X       (QS_MULTIPLIERS / WARP)
+#define X_WARPS      2
+#define WARP_SAMPLE  (WARP_X + X_WARPS)
+#define SAMPLE_WARPS 2
 
-static __device__ __forceinline__ void slot_on(struct slot *slot, uint32_t stages)
-{
-	if (++slot->at == stages) {
-		slot->at = 0;
-		slot->parity ^= 1;
-	}
-}
+static_assert((WARP_SAMPLE + SAMPLE_WARPS) * WARP == QS_HOPPER_THREADS,
+              "the host launches so many");
 
-/* One thread: tiles of steps `from` to `to`; from is 0, or the number of stages. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void feed_tiles(const struct job &job,
-                                                  const struct pipeline<TOKENS, NF4> &pipe,
-                                                  uint32_t from, uint32_t to)
-{
-	const uint32_t rows = min(QS_GROUPS / job.turns, job.strips - job.strip);
-	struct slot slot = {0, from == 0};
-	for (uint32_t i = from; i < to; i++, slot_on(&slot, pipe.stages)) {
-		const uint32_t chunk = job.first + i * job.turns;
-		const uint32_t bytes = min(job.turns, job.end - chunk) * pipe.tile_bytes;
-		uint64_t *full = &pipe.control->full[slot.at];
-		barrier_wait(&pipe.control->empty[slot.at], slot.parity);
-		barrier_expect(full, bytes * rows);
-#pragma unroll 1
-		for (uint32_t r = 0; r < rows; r++)
-			bulk_copy(pipe.tile(slot.at, r * job.turns),
-			          tile_at<NF4>(pipe.control->packed, job, job.strip + r, chunk),
-			          bytes, full);
-	}
-}
-
-/* Warps that copy X, and then the one that samples. */
-#define WARP_TILES  (QS_MULTIPLIERS / WARP)
-#define WARP_X      (WARP_TILES + 1)
-#define X_WARPS     2
-#define WARP_SAMPLE (WARP_X + X_WARPS)
-
-static_assert((WARP_SAMPLE + 1) * WARP == QS_HOPPER_THREADS, "the host launches so many");
-
-/* A lane's share of X: 16 bytes of every eighth token. */
+/* A lane's share of X: 16 bytes of every fourth token. */
 struct x_share {
 	const uint16_t *source; /* of its first token and the block's first columns */
 	uint32_t place;         /* of its first token in the X of a tile's columns  */
@@ -1575,242 +1661,272 @@ struct x_share {
 static __device__ __forceinline__ struct x_share x_share_of(const struct qs_product_args &args,
                                                             const struct job &job)
 {
-	const uint32_t lane = threadIdx.x - WARP_X * WARP, token = lane / 8, chunk = lane % 8;
+	const uint32_t lane = threadIdx.x % WARP, token = lane / 8, chunk = lane % 8;
 	struct x_share share;
 	share.source = (const uint16_t *)args.x + token * args.ldx +
 	               (int64_t)job.first * QS_WEIGHT_TILE + chunk * CHUNK;
 	share.place = token * 128 + (chunk ^ token) * 16;
-	share.count = args.tokens > token ? (args.tokens - token + 7) / 8 : 0;
+	share.count = args.tokens > token ? (args.tokens - token + 3) / 4 : 0;
 	share.aligned = rows_aligned(args.x, args.ldx, CHUNK);
 	return share;
 }
 
-/* X of a step into its slot. */
-template <int TOKENS, bool NF4>
+/* X of a step. Chunks are swizzled by the lowest three bits of the token, of which the lane knows
+ * two. */
+template <int TOKENS>
 static __device__ __forceinline__ void copy_x(const struct x_share &share, const struct job &job,
-                                              const struct pipeline<TOKENS, NF4> &pipe,
-                                              uint32_t step, uint32_t slot, int64_t ldx)
+                                              const struct pipeline<TOKENS> &pipe, uint32_t step,
+                                              uint32_t stage, int64_t ldx)
 {
 	const uint32_t tile = step * job.turns, tiles = job.end - job.first - tile;
 	const uint16_t *source = share.source + (int64_t)tile * QS_WEIGHT_TILE;
-	uint32_t to = shared_address(pipe.x(slot, 0)) + share.place;
+	uint32_t to = shared_address(pipe.x(stage, 0)) + share.place;
 #pragma unroll 1
 	for (uint32_t turn = 0; turn < min(job.turns, tiles); turn++) {
 		const uint16_t *from = source;
 #pragma unroll
-		for (uint32_t i = 0; i < TOKENS / 8; i++, from += 8 * ldx)
+		for (uint32_t i = 0; i < TOKENS / 4; i++, from += 4 * ldx) {
+			const uint32_t at = (to ^ i % 2 * 64) + i * 512;
 			if (i < share.count && share.aligned)
-				copy_16(to + i * 1024, from);
+				copy_16(at, from);
 			else if (i < share.count)
-				store_16(to + i * 1024, load_unaligned(from));
+				store_16(at, load_unaligned(from));
+		}
 		source += QS_WEIGHT_TILE;
 		to += pipe.x_bytes;
 	}
 }
 
-static __device__ __forceinline__ void report_x(const struct x_share &share, uint64_t *full)
+/* X of a batch's steps into a slot. */
+template <int TOKENS>
+static __device__ __forceinline__ void
+copy_batch(const struct x_share &share, const struct job &job, const struct pipeline<TOKENS> &pipe,
+           uint32_t batch, uint32_t slot, int64_t ldx)
 {
-	if (share.aligned)
-		arrive_with_copies(full);
-	else
-		barrier_arrive(full);
+	const uint32_t first = min(batch * pipe.batch, pipe.steps);
+	const uint32_t end = min(first + pipe.batch, pipe.steps);
+	for (uint32_t step = first; step < end; step++)
+		copy_x(share, job, pipe, step, slot * pipe.batch + step - first, ldx);
 }
 
-/* By the warps for X, before the barriers can be used: the first steps. */
-template <int TOKENS, bool NF4>
+template <int TOKENS>
+static __device__ __forceinline__ uint32_t batches_of(const struct pipeline<TOKENS> &pipe)
+{
+	return (pipe.steps + pipe.batch - 1) / pipe.batch;
+}
+
+/* Each warp for X copies every X_WARPS-th batch: those of the others are on their way meanwhile. */
+static __device__ __forceinline__ uint32_t first_batch(void)
+{
+	return threadIdx.x / WARP - WARP_X;
+}
+
+/* By the warps for X, before the barriers can be used: the first batches. */
+template <int TOKENS>
 static __device__ __forceinline__ void start_x(const struct qs_product_args &args,
                                                const struct job &job,
-                                               const struct pipeline<TOKENS, NF4> &pipe)
+                                               const struct pipeline<TOKENS> &pipe)
 {
 	const struct x_share share = x_share_of(args, job);
 	wait_for_work_ahead();
-	for (uint32_t i = 0; i < min(pipe.stages, pipe.steps); i++)
-		copy_x(share, job, pipe, i, i, args.ldx);
+	copy_batch(share, job, pipe, first_batch(), first_batch(), args.ldx);
 }
 
-/* And then: reports these, and copies the others. */
-template <int TOKENS, bool NF4>
+/* Waits for this thread's copies and lets wgmma see them. This waits for all that is on its way, as
+ * long as memory takes: why X comes in batches. */
+static __device__ __forceinline__ void finish_x(void)
+{
+	copies_commit();
+	copies_wait<0>();
+	proxy_fence();
+}
+
+/* And then: reports them, and copies the others. */
+template <int TOKENS>
 static __device__ __forceinline__ void feed_x(const struct qs_product_args &args,
                                               const struct job &job,
-                                              const struct pipeline<TOKENS, NF4> &pipe)
+                                              const struct pipeline<TOKENS> &pipe)
 {
 	const struct x_share share = x_share_of(args, job);
-	struct slot slot = {0, 0};
-	for (uint32_t i = 0; i < min(pipe.stages, pipe.steps); i++)
-		report_x(share, &pipe.control->full[i]);
-	for (uint32_t i = pipe.stages; i < pipe.steps; i++, slot_on(&slot, pipe.stages)) {
-		barrier_wait(&pipe.control->empty[slot.at], slot.parity);
-		copy_x(share, job, pipe, i, slot.at, args.ldx);
-		report_x(share, &pipe.control->full[slot.at]);
+	for (uint32_t i = first_batch(); i < batches_of(pipe); i += X_WARPS) {
+		const uint32_t slot = i % pipe.slots, parity = i / pipe.slots & 1;
+		if (i >= X_WARPS) {
+			/* a slot is empty at first */
+			barrier_wait(shared_address(&pipe.control->empty[slot]), parity ^ 1);
+			copy_batch(share, job, pipe, i, slot, args.ldx);
+		}
+		finish_x();
+		barrier_arrive(shared_address(&pipe.control->full[slot]));
 	}
-}
-
-/* The rows of X beyond the last token are zero in every slot, and stay so. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void clear_x(const struct qs_product_args &args,
-                                               const struct job &job,
-                                               const struct pipeline<TOKENS, NF4> &pipe)
-{
-	const uint32_t chunks = (TOKENS - args.tokens) * 8;
-	for (uint32_t slot = 0; slot < pipe.stages && chunks; slot++)
-		for (uint32_t turn = 0; turn < job.turns; turn++)
-			for (uint32_t i = threadIdx.x; i < chunks; i += blockDim.x)
-				((uint4 *)(pipe.x(slot, turn) + args.tokens * 128))[i] =
-				        make_uint4(0, 0, 0, 0);
 }
 
 /* ---- sampling on Hopper --------------------------------------------------------------------- */
 
-/* A lane's share of the sampled rows: eight elements of the row of the group lane / 8. */
+/* A lane's share of the sampled rows: eight elements of the row of the group lane / 8, and 16 bytes
+ * of what the tile keeps of them. */
 struct sampled {
-	const uint16_t *source; /* of the group's first tile, or NULL: no such row */
-	uint32_t group, turn;   /* of the group                                    */
-	float scale;            /* fp8: of the row                                 */
-	bool aligned;           /* rows of W start at multiples of 16 bytes        */
+	const uint16_t *source; /* of the group's first tile, or NULL: no such row   */
+	const uint8_t *kept;    /* the lane's bytes of this tile, or NULL: it has none */
+	uint32_t stride;        /* from a tile of the group to the next, in bytes    */
+	uint32_t tiles;         /* of the group: one in each step                    */
+	uint32_t columns;       /* of W from one of them to the next                 */
+	float scale;            /* fp8: of the row                                   */
+	bool aligned;           /* rows of W start at multiples of 16 bytes          */
 };
+
+/* What a group's lanes copy of a row of a tile, in the order of the lanes: codes, 64 bytes or in
+ * fp8 128; then, NF4, the 16 bytes in which its absmax is. */
+template <bool NF4>
+static __device__ __forceinline__ const uint8_t *kept_part(const uint8_t *tile, uint32_t row)
+{
+	const uint32_t l8 = threadIdx.x % 8, lane = tile_lane(row, 0) + l8 % 4;
+	if (!NF4)
+		return tile + lane * 16 + l8 / 4 * (QS_FP8_TILE_BYTES / 2);
+	if (l8 < 4)
+		return tile + lane * 16;
+	return l8 == 4 ? tile + QS_NF4_CODE_BYTES + absmax_place(row) / 8 * 16 : NULL;
+}
 
 template <bool NF4>
 static __device__ __forceinline__ struct sampled sampled_of(const struct qs_product_args &args,
-                                                            const struct job &job, uint32_t turn)
+                                                            const struct job &job, uint64_t packed,
+                                                            uint32_t turn)
 {
 	const uint32_t lane = threadIdx.x % WARP, group = lane / 8;
-	const uint32_t strip = job.strip + group / job.turns;
-	struct sampled sampled = {sampled_row(args, strip, turn), group, group % job.turns, 1};
+	const uint32_t strip = job.strip + group / job.turns, first = job.first + group % job.turns;
+	const uint32_t row = turn % QS_WEIGHT_TILE;
+	struct sampled sampled = {sampled_row(args, strip, turn)};
+	if (!sampled.source || first >= job.end)
+		return sampled;
+	sampled.source += (int64_t)first * QS_WEIGHT_TILE + lane % 8 * CHUNK;
+	sampled.kept = kept_part<NF4>(tile_at<NF4>(packed, job, strip, first), row);
+	sampled.stride = job.turns * (NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES);
+	sampled.tiles = (job.end - first + job.turns - 1) / job.turns;
+	sampled.columns = job.turns * QS_WEIGHT_TILE;
+	sampled.scale = NF4 ? 1 : __ldg(scales_of(args) + (int64_t)strip * QS_WEIGHT_TILE + row);
 	sampled.aligned = rows_aligned(args.source, args.ld, CHUNK);
-	if (sampled.source && !NF4)
-		sampled.scale = __ldg(scales_of(args) + (int64_t)strip * QS_WEIGHT_TILE +
-		                      turn % QS_WEIGHT_TILE);
-	if (sampled.source)
-		sampled.source +=
-		        ((int64_t)job.first + sampled.turn) * QS_WEIGHT_TILE + lane % 8 * CHUNK;
 	return sampled;
 }
 
-static __device__ __forceinline__ bool has_sample(const struct sampled &sampled,
-                                                  const struct job &job, uint32_t step)
+/* Place of a group's row in a slot: W's 128 bytes, then 128 of the tile. */
+#define SAMPLE_PITCH 256
+
+static_assert(QS_SAMPLE_BYTES == SAMPLE_WARPS * QS_SAMPLE_STEPS * QS_GROUPS * SAMPLE_PITCH,
+              "the host allocates so much");
+
+static __device__ __forceinline__ uint8_t *sample_slot(uint8_t *samples, uint32_t step)
 {
-	return sampled.source && job.first + step * job.turns + sampled.turn < job.end;
+	return samples +
+	       (step % QS_SAMPLE_STEPS * QS_GROUPS + threadIdx.x % WARP / 8) * SAMPLE_PITCH;
 }
 
-/* W's part of a step into a place that only this lane reads. */
-static __device__ __forceinline__ void copy_sample(const struct sampled &sampled,
-                                                   const struct job &job, uint32_t step, uint4 *to)
+/* A step into its slot, as one group of copies. */
+static __device__ __forceinline__ void copy_sample(const struct sampled &sampled, uint32_t step,
+                                                   uint8_t *slot)
 {
-	const uint16_t *from = sampled.source + (int64_t)(step * job.turns) * QS_WEIGHT_TILE;
-	if (has_sample(sampled, job, step) && sampled.aligned)
-		copy_16(shared_address(to), from);
-	else if (has_sample(sampled, job, step))
-		*to = load_unaligned(from);
+	const uint32_t to = shared_address(slot) + threadIdx.x % 8 * 16;
+	const uint16_t *from = sampled.source + (int64_t)step * sampled.columns;
+	if (step < sampled.tiles) {
+		if (sampled.aligned)
+			copy_16(to, from);
+		else
+			store_16(to, load_unaligned(from));
+		if (sampled.kept)
+			copy_16(to + 128, sampled.kept + (int64_t)step * sampled.stride);
+	}
 	copies_commit();
 }
 
-/* A warp: learns what is to be known of the weight, then compares a row of each tile of every step,
- * W's copies going some steps ahead. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void sample(const struct qs_product_args &args,
-                                              const struct job &job,
-                                              const struct pipeline<TOKENS, NF4> &pipe)
+/* A warp: compares a row of each tile of every SAMPLE_WARPS-th step with W, the copies of both
+ * going some of them ahead. False in some lane if one differs. */
+template <bool NF4>
+static __device__ __forceinline__ bool samples_are_same(const struct control *control,
+                                                        const struct sampled &sampled, uint32_t row,
+                                                        uint32_t steps, uint8_t *samples)
 {
-	const uint32_t lane = threadIdx.x % WARP;
-	uint4 *rows = pipe.rows() + lane;
-	struct slot slot = {0, 0};
+	const uint32_t warp = threadIdx.x / WARP - WARP_SAMPLE;
 	bool same = true;
-	if (lane == 0)
-		know_validity(args, pipe.control);
-	__syncwarp();
+	samples += warp * (QS_SAMPLE_BYTES / SAMPLE_WARPS);
+	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
+		copy_sample(sampled, i * SAMPLE_WARPS + warp, sample_slot(samples, i));
+	for (uint32_t i = 0, step = warp; step < steps; i++, step += SAMPLE_WARPS) {
+		const uint32_t ahead = QS_SAMPLE_STEPS - 1;
+		const uint8_t *slot = sample_slot(samples, i);
+		copy_sample(sampled, step + ahead * SAMPLE_WARPS, sample_slot(samples, i + ahead));
+		copies_wait<QS_SAMPLE_STEPS - 1>();
+		__syncwarp();
+		const uint4 made = ((const uint4 *)slot)[threadIdx.x % 8];
+		const uint32_t absmax = ((const uint16_t *)(slot + 192))[absmax_place(row) % 8];
+		const struct kept kept = {slot + 128, 64, absmax, sampled.scale};
+		const bool equal = same_row<NF4>(control, kept, row, made);
+		same &= equal || step >= sampled.tiles;
+		__syncwarp();
+	}
+	return same;
+}
+
+/* The warps that sample know what one of them has found out. */
+static __device__ __forceinline__ void meet_samplers(void)
+{
+	asm volatile("bar.sync 1, %0;" ::"n"(SAMPLE_WARPS * WARP) : "memory");
+}
+
+/* The warps that sample: one learns what is to be known of the weight, and moves the turn on in the
+ * end, whatever the state of the tiles: blocks of one launch may find it changed. */
+template <bool NF4>
+static __device__ __forceinline__ void sample(const struct qs_product_args &args,
+                                              const struct job &job, struct control *control,
+                                              uint32_t steps, uint8_t *samples)
+{
+	const bool first = threadIdx.x == WARP_SAMPLE * WARP;
+	if (first)
+		know_validity(args, control);
+	meet_samplers();
 	if (args.flags & QS_PRODUCT_FROZEN)
 		return;
-	const uint32_t turn = pipe.control->turn, row = turn % QS_WEIGHT_TILE;
-	const struct sampled sampled = sampled_of<NF4>(args, job, turn);
-	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
-		copy_sample(sampled, job, i, rows + i * WARP);
-	if (lane == 0)
-		move_turn(args, turn);
-	for (uint32_t i = 0; i < pipe.steps; i++, slot_on(&slot, pipe.stages)) {
-		const uint32_t ahead = i + QS_SAMPLE_STEPS - 1;
-		copy_sample(sampled, job, ahead, rows + ahead % QS_SAMPLE_STEPS * WARP);
-		copies_wait<QS_SAMPLE_STEPS - 1>();
-		barrier_wait(&pipe.control->full[slot.at], slot.parity);
-		const bool equal =
-		        same_row<NF4>(pipe.control, pipe.tile(slot.at, sampled.group), row,
-		                      rows[i % QS_SAMPLE_STEPS * WARP], sampled.scale);
-		same &= equal || !has_sample(sampled, job, i);
-		__syncwarp();
-		if (lane == 0)
-			barrier_arrive(&pipe.control->empty[slot.at]);
+	const uint32_t turn = control->turn;
+	if (control->known) {
+		const struct sampled sampled = sampled_of<NF4>(args, job, control->packed, turn);
+		if (!samples_are_same<NF4>(control, sampled, turn % QS_WEIGHT_TILE, steps, samples))
+			drop_weight(args, control);
 	}
-	if (!same)
-		drop_weight(args, pipe.control);
+	if (first)
+		move_turn(args, turn);
 }
 
 /* ---- a block on Hopper ---------------------------------------------------------------------- */
 
-/* One tile as a group takes it from the pipeline: decoded, and what its sums must be scaled by. */
-struct decoded {
-	struct fragment fragment;
-	uint32_t absmax; /* NF4: of rows g and g + 8 */
-	uint32_t x;      /* see x_place              */
-};
-
-/* Where a thread of a group finds its part of a step. Kept as addresses, which move from slot to
- * slot: this is the loop that must keep up with memory. */
+/* Where a group finds X of a step. */
 struct reader {
-	const uint8_t *codes;  /* the lane's 16 bytes of the tile */
-	const uint8_t *absmax; /* NF4: of rows g and g + 8        */
-	uint64_t *full;        /* barrier of the slot             */
-	uint32_t parity;       /* of its next phase               */
-	uint32_t x;            /* see x_place                     */
+	uint32_t x;     /* see x_place                                   */
+	uint32_t batch; /* of which it is                                */
+	uint32_t left;  /* stages of the batch from this one on          */
 };
 
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ struct reader reader_of(const struct job &job,
-                                                          const struct pipeline<TOKENS, NF4> &pipe)
+/* Waits for a batch. */
+template <int TOKENS>
+static __device__ __forceinline__ void read_batch(struct reader *reader, const struct job &job,
+                                                  const struct pipeline<TOKENS> &pipe)
 {
-	const unsigned lane = threadIdx.x % 128;
-	const uint8_t *tile = pipe.tile(0, job.group);
-	struct reader reader = {tile + lane * 16};
-	reader.absmax = tile + QS_NF4_CODE_BYTES + (lane / WARP * 8 + lane % WARP / 4) * 4;
-	reader.full = pipe.control->full;
-	reader.x = x_place(shared_address(pipe.x(0, job.turn)));
-	return reader;
+	const uint32_t slot = reader->batch % pipe.slots, parity = reader->batch / pipe.slots & 1;
+	reader->x = x_place(shared_address(pipe.x(slot * pipe.batch, job.turn)));
+	reader->left = pipe.batch;
+	barrier_wait(shared_address(&pipe.control->full[slot]), parity);
 }
 
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void read_on(struct reader *reader,
-                                               const struct pipeline<TOKENS, NF4> &pipe)
+/* Done with a step; `more` says that another follows. Where that is of the next batch, lets go of
+ * this one. */
+template <int TOKENS>
+static __device__ __forceinline__ void read_on(struct reader *reader, const struct job &job,
+                                               const struct pipeline<TOKENS> &pipe, bool more)
 {
-	int32_t bytes = (int32_t)pipe.stage_bytes;
-	if (++reader->full == pipe.control->full + pipe.stages) {
-		bytes -= (int32_t)(pipe.stages * pipe.stage_bytes);
-		reader->full = pipe.control->full;
-		reader->parity ^= 1;
-	}
-	reader->codes += bytes;
-	reader->absmax += bytes;
-	reader->x += (uint32_t)(bytes / 16);
-}
-
-template <bool NF4>
-static __device__ __forceinline__ void take_tile(const struct reader &reader, struct table table,
-                                                 struct decoded *decoded)
-{
-	barrier_wait(reader.full, reader.parity);
-	proxy_fence();
-	decoded->x = reader.x;
-	if (NF4) {
-		decoded->absmax = *(const uint32_t *)reader.absmax;
-		decode_nf4(*(const uint4 *)reader.codes, table, &decoded->fragment);
-	} else {
-		decode_fp8(((const uint4 *)reader.codes)[0], &decoded->fragment.a[0]);
-		decode_fp8(((const uint4 *)reader.codes)[128], &decoded->fragment.a[8]);
-	}
-}
-
-/* The steps in which a group has a tile. */
-static __device__ __forceinline__ uint32_t steps_of(const struct job &job)
-{
-	const uint32_t tiles = job.end - min(job.end, job.first + job.turn);
-	return job.strip + job.row < job.strips ? (tiles + job.turns - 1) / job.turns : 0;
+	reader->x += pipe.stage_bytes / 16;
+	if (--reader->left || !more)
+		return;
+	if (threadIdx.x % WARP == 0)
+		barrier_arrive(shared_address(&pipe.control->empty[reader->batch % pipe.slots]));
+	reader->batch++;
+	read_batch(reader, job, pipe);
 }
 
 /* Tokens of a matrix instruction: more would take too many registers. */
@@ -1820,32 +1936,21 @@ template <int TOKENS> struct spans {
 	struct sums<tokens> of[count];
 };
 
-/* Of a slot, by its full barrier: the empty one lies as far behind it in all slots. */
-static __device__ __forceinline__ void let_go(uint64_t *full)
-{
-	if (threadIdx.x % WARP == 0)
-		barrier_arrive(full + QS_STAGES_MAX);
-}
-
-static_assert(offsetof(struct control, empty) ==
-                      offsetof(struct control, full) + QS_STAGES_MAX * sizeof(uint64_t),
-              "empty follows full");
-
-/* A group's tile, and, while the matrix instructions run, the decoding of the next one if there are
- * more. */
+/* A group's tile, and, while the matrix instructions run, the decoding of the next one. After the
+ * last one that is for nothing, but takes no branch. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-multiply_ahead(struct spans<TOKENS> *total, struct table table, const struct decoded &decoded,
-               const struct reader &next, struct decoded *then, bool more)
+static __device__ __forceinline__ void multiply_ahead(struct spans<TOKENS> *total,
+                                                      struct table table, uint32_t table_at,
+                                                      const struct decoded &decoded, uint32_t x,
+                                                      struct stream *stream, struct decoded *then)
 {
 	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
 	struct sums<tokens> sum;
 #pragma unroll
 	for (int s = 0; s < count; s++)
-		multiply_begin(NF4 ? &sum : &total->of[s], decoded.fragment,
-		               decoded.x + s * tokens * 8, !NF4);
-	if (more)
-		take_tile<NF4>(next, table, then);
+		multiply_begin(NF4 ? &sum : &total->of[s], decoded.fragment, x + s * tokens * 8,
+		               !NF4);
+	take_part<TOKENS, NF4>(stream, table, table_at, then);
 #pragma unroll
 	for (int s = 0; s < count; s++)
 		multiply_end(NF4 ? &sum : &total->of[s]);
@@ -1853,102 +1958,115 @@ multiply_ahead(struct spans<TOKENS> *total, struct table table, const struct dec
 		promote(&total->of[0], sum, decoded.absmax);
 }
 
-/* A group: its first `mine` steps. Leaves the reader at the next. */
+/* A group: its `mine` tiles. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
-multiply_tiles(struct spans<TOKENS> *total, const struct pipeline<TOKENS, NF4> &pipe,
-               struct table table, struct reader *next, uint32_t mine)
+multiply_tiles(struct spans<TOKENS> *total, const struct job &job,
+               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_at,
+               struct stream *stream, struct reader *reader, uint32_t mine)
 {
 	struct decoded decoded[2];
-	if (mine)
-		take_tile<NF4>(*next, table, &decoded[0]);
+	take_part<TOKENS, NF4>(stream, table, table_at, &decoded[0]);
 	for (uint32_t i = 0; i < mine; i += 2) {
 #pragma unroll
 		for (uint32_t j = 0; j < 2; j++) {
-			uint64_t *held = next->full;
 			if (i + j >= mine)
 				break;
-			read_on(next, pipe);
-			multiply_ahead<TOKENS, NF4>(total, table, decoded[j], *next,
-			                            &decoded[j ^ 1], i + j + 1 < mine);
-			let_go(held);
+			multiply_ahead<TOKENS, NF4>(total, table, table_at, decoded[j], reader->x,
+			                            stream, &decoded[j ^ 1]);
+			read_on(reader, job, pipe, i + j + 1 < mine);
 		}
 	}
 }
 
-/* The same without registers for two tiles: one after the other, in spans of tokens. */
+/* The same without registers for two decoded tiles: one after the other, in spans of tokens. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
-multiply_spans(struct spans<TOKENS> *total, const struct pipeline<TOKENS, NF4> &pipe,
-               struct table table, struct reader *reader, uint32_t mine)
+multiply_spans(struct spans<TOKENS> *total, const struct job &job,
+               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_at,
+               struct stream *stream, struct reader *reader, uint32_t mine)
 {
 	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
-	for (uint32_t i = 0; i < mine; i++, read_on(reader, pipe)) {
+	for (uint32_t i = 0; i < mine; i++) {
 		struct decoded decoded;
-		take_tile<NF4>(*reader, table, &decoded);
+		take_part<TOKENS, NF4>(stream, table, table_at, &decoded);
 #pragma unroll
 		for (int s = 0; s < count; s++) {
 			struct sums<tokens> sum;
-			multiply_begin(&sum, decoded.fragment, decoded.x + s * tokens * 8, false);
+			multiply_begin(&sum, decoded.fragment, reader->x + s * tokens * 8, false);
 			multiply_end(&sum);
 			promote(&total->of[s], sum, decoded.absmax);
 		}
-		let_go(reader->full);
+		read_on(reader, job, pipe, i + 1 < mine);
 	}
 }
 
-/* A group: its tile of every step; at the end it may have none and only lets go of the stage. */
+#ifndef BOTH_MAX
+#define BOTH_MAX 32
+#endif
+/* A group: its tile of every step. The last step may have none for it, or none at all. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
 multiply_packed(struct spans<TOKENS> *total, const struct job &job,
-                const struct pipeline<TOKENS, NF4> &pipe, struct table table)
+                const struct pipeline<TOKENS> &pipe, struct stream *stream)
 {
-	constexpr bool ahead = !NF4 || spans<TOKENS>::count == 1;
-	const uint32_t mine = steps_of(job);
-	struct reader reader = reader_of(job, pipe);
-	if constexpr (ahead)
-		multiply_tiles(total, pipe, table, &reader, mine);
+	constexpr bool both = !NF4 || TOKENS <= BOTH_MAX;
+	const uint32_t mine = steps_of(job), table_address = shared_address(pipe.table());
+	const struct table table = table_at(table_address);
+	struct reader reader = {};
+	if (mine)
+		read_batch(&reader, job, pipe);
+	if constexpr (both)
+		multiply_tiles<TOKENS, NF4>(total, job, pipe, table, table_address, stream, &reader,
+		                            mine);
 	else
-		multiply_spans(total, pipe, table, &reader, mine);
-	for (uint32_t i = mine; i < pipe.steps; i++, read_on(&reader, pipe)) {
-		barrier_wait(reader.full, reader.parity);
-		let_go(reader.full);
-	}
+		multiply_spans<TOKENS, NF4>(total, job, pipe, table, table_address, stream, &reader,
+		                            mine);
 }
 
-/* By the first thread of WARP_TILES, while others fill the table: the first tiles are under way
- * before all threads know of it. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void start_tiles(const struct qs_product_args &args,
-                                                   const struct job &job,
-                                                   const struct pipeline<TOKENS, NF4> &pipe)
+/* By one thread, before the others use them. Groups without a row of tiles let go of nothing. One
+ * that only has fewer of them than its neighbours lets go of all that is used again. */
+template <int TOKENS>
+static __device__ __forceinline__ void start_barriers(const struct job &job,
+                                                      const struct pipeline<TOKENS> &pipe)
 {
-	const bool sampling = !(args.flags & QS_PRODUCT_FROZEN);
-	for (uint32_t i = 0; i < pipe.stages; i++) {
-		barrier_init(&pipe.control->full[i], 1 + X_WARPS * WARP);
-		barrier_init(&pipe.control->empty[i], QS_MULTIPLIERS / WARP + sampling);
+	const uint32_t rows = min(QS_GROUPS / job.turns, job.strips - job.strip);
+	for (uint32_t i = 0; i < pipe.slots; i++) {
+		barrier_init(&pipe.control->full[i], WARP);
+		barrier_init(&pipe.control->empty[i], rows * job.turns * 4);
 	}
 	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-	if (!(args.flags & QS_PRODUCT_EARLY) || args.packed == 0)
-		wait_for_work_ahead();
-	know_tiles(args, pipe.control);
-	if (pipe.control->known)
-		feed_tiles(job, pipe, 0, min(pipe.stages, pipe.steps));
 }
 
-/* The groups: sums of tiles, or of W itself where these turn out not to be W's. */
+/* A thread of a group: its first tiles are on their way. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void multiply(const struct qs_product_args &args,
-                                                const struct job &job,
-                                                const struct pipeline<TOKENS, NF4> &pipe)
+static __device__ __forceinline__ void start_tiles(struct stream *stream, const struct job &job,
+                                                   const struct pipeline<TOKENS> &pipe,
+                                                   uint64_t packed)
 {
-	const struct factors factors = factors_of<NF4>(args, job);
+	const uint32_t table = shared_address(pipe.table());
+	*stream = stream_of<TOKENS, NF4>(job, packed, table);
+	copy_first<TOKENS, NF4>(stream, table);
+}
+
+/* The groups: sums of tiles, or of W itself where these turn out not to be W's. The stream has been
+ * started if the call gave the tiles. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void
+multiply(const struct qs_product_args &args, const struct job &job,
+         const struct pipeline<TOKENS> &pipe, struct stream *stream)
+{
 	float *partials = (float *)pipe.shared;
 	spans<TOKENS> total = {};
-	if (pipe.control->known)
-		multiply_packed(&total, job, pipe, table_at(shared_address(pipe.table())));
+	if (pipe.control->known) {
+		if (!args.packed)
+			start_tiles<TOKENS, NF4>(stream, job, pipe, pipe.control->packed);
+		multiply_packed<TOKENS, NF4>(&total, job, pipe, stream);
+	}
 	__syncthreads();
 	if (tiles_are_valid(pipe.control) && !pipe.control->changed) {
+		const struct job job = job_of(args);
+		const struct factors factors = factors_of<NF4>(args, job);
 #pragma unroll
 		for (int s = 0; s < total.count; s++)
 			lay_sums(total.of[s], s * total.tokens, args.tokens, factors,
@@ -1960,40 +2078,38 @@ static __device__ __forceinline__ void multiply(const struct qs_product_args &ar
 
 /* The other warps. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void help(const struct qs_product_args &args,
-                                            const struct job &job,
-                                            const struct pipeline<TOKENS, NF4> &pipe)
+static __device__ __forceinline__ void
+help(const struct qs_product_args &args, const struct job &job, const struct pipeline<TOKENS> &pipe)
 {
-	const uint32_t warp = threadIdx.x / WARP;
-	if (!pipe.control->known) {
-		copies_wait<0>(); /* of X, into what is used for sums next */
-		return;
-	}
-	if (threadIdx.x == WARP_TILES * WARP)
-		feed_tiles(job, pipe, pipe.stages, pipe.steps);
-	else if (warp >= WARP_X && warp < WARP_SAMPLE)
+	if (threadIdx.x / WARP >= WARP_SAMPLE)
+		sample<NF4>(args, job, pipe.control, pipe.steps, pipe.samples());
+	else if (pipe.control->known)
 		feed_x(args, job, pipe);
-	else if (warp == WARP_SAMPLE)
-		sample(args, job, pipe);
+	copies_wait<0>(); /* into what is used for sums next */
 }
 
 /* Everything that does not need the tiles, while the first of them are on their way. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void start(const struct qs_product_args &args,
-                                             const struct job &job,
-                                             const struct pipeline<TOKENS, NF4> &pipe)
+static __device__ __forceinline__ void
+start(const struct qs_product_args &args, const struct job &job,
+      const struct pipeline<TOKENS> &pipe, struct stream *stream)
 {
 	const uint32_t warp = threadIdx.x / WARP;
-	if (threadIdx.x == WARP_TILES * WARP)
-		start_tiles(args, job, pipe);
-	clear_x(args, job, pipe);
-	if (warp >= WARP_X && warp < WARP_SAMPLE)
-		start_x(args, job, pipe);
+	if (!(args.flags & QS_PRODUCT_EARLY))
+		wait_for_work_ahead();
+	if (args.packed && warp < WARP_X)
+		start_tiles<TOKENS, NF4>(stream, job, pipe, args.packed);
+	if (threadIdx.x == WARP_SAMPLE * WARP)
+		start_barriers(job, pipe);
 	if (warp == WARP_SAMPLE)
 		fill_range(pipe.control, threadIdx.x % WARP);
+	if (warp >= WARP_X && warp < WARP_SAMPLE)
+		start_x(args, job, pipe);
 	if (NF4)
 		fill_table(pipe.table());
 	wait_for_work_ahead();
+	if (threadIdx.x == WARP_SAMPLE * WARP)
+		know_tiles(args, pipe.control);
 	__syncthreads();
 	let_next_begin();
 }
@@ -2003,19 +2119,20 @@ static __device__ __forceinline__ void product(const struct qs_product_args &arg
 {
 	extern __shared__ __align__(1024) uint8_t shared[];
 	const struct job job = job_of(args);
-	const struct pipeline<TOKENS, NF4> pipe = pipeline_of<TOKENS, NF4>(args, job, shared);
-	start(args, job, pipe);
+	const struct pipeline<TOKENS> pipe = pipeline_of<TOKENS>(args, job, shared);
+	struct stream stream;
+	start<TOKENS, NF4>(args, job, pipe, &stream);
 	if (threadIdx.x < QS_MULTIPLIERS) {
-		multiply(args, job, pipe);
+		multiply<TOKENS, NF4>(args, job, pipe, &stream);
 	} else {
-		help(args, job, pipe);
+		help<TOKENS, NF4>(args, job, pipe);
 		__syncthreads(); /* that of the groups in multiply() */
 	}
 	if (args.split > 1)
 		cluster_sync();
 	else
 		__syncthreads();
-	add_up<TOKENS>(args, job, shared_address(shared));
+	add_up<TOKENS>(args, job_of(args), shared_address(shared));
 	if (args.split > 1) /* others read this block's memory */
 		cluster_meet();
 }

@@ -186,18 +186,24 @@ static const char *const qs_kernel_w8a16[QS_PRODUCT_KINDS] = {
 #define QS_SPLIT_MAX      4                 /* blocks of a cluster                               */
 #define QS_GROUPS         4                 /* groups of 4 warps that multiply                   */
 #define QS_MULTIPLIERS    (QS_GROUPS * 128) /* their threads: all there are, except on Hopper    */
-#define QS_HOPPER_THREADS (QS_MULTIPLIERS + 128) /* and warps for tiles, for X, 2 for sampling */
-#define QS_STAGES_MAX     8
+#define QS_HOPPER_THREADS (QS_MULTIPLIERS + 128) /* and 2 warps for X, 2 for sampling */
+#define QS_STAGES_MAX     12    /* of the pipeline of X on Hopper                            */
+#define QS_SLOTS          3     /* batches in which they are filled, at most                 */
 #define QS_PARTIAL_PITCH  68    /* floats of a token's sums over the 64 rows of a tile       */
 #define QS_CONTROL_BYTES  1024  /* barriers and flags                                        */
 #define QS_TABLE_BYTES    65536 /* of codes, a copy for each bank                            */
-#define QS_SAMPLE_STEPS   8     /* sampled rows of W on their way                            */
-#define QS_SAMPLE_BYTES   (QS_SAMPLE_STEPS * QS_GROUPS * 128)
-/* Hopper: pipeline and control end where the table begins, at a multiple of 64 KiB of the shared
- * address space, of which the system keeps the first KiB. Sampled rows follow the table. */
-#define QS_HOPPER_TABLE    (2 * QS_TABLE_BYTES)
-#define QS_HOPPER_PIPELINE (QS_HOPPER_TABLE - 1024 - QS_CONTROL_BYTES)
-#define QS_HOPPER_SHARED   (QS_HOPPER_TABLE + QS_TABLE_BYTES + QS_SAMPLE_BYTES)
+#define QS_SAMPLE_STEPS   8     /* sampled rows that a warp has on their way                 */
+#define QS_SAMPLE_BYTES   (2 * QS_SAMPLE_STEPS * QS_GROUPS * 256)
+/* Hopper: X, control and the ring of tiles end where the table begins, at a multiple of 64 KiB of
+ * the shared address space, of which the system keeps the first KiB. Scales of the tiles in the
+ * ring and sampled rows follow the table. */
+#define QS_HOPPER_TABLE (2 * QS_TABLE_BYTES)
+#define QS_RING_SCALES  16384 /* at most: a quarter of the ring */
+/* Tiles of a block that are on their way, in bytes: a multiprocessor's share of the bandwidth times
+ * the latency of memory, and room. */
+#define QS_RING_BYTES(padded_tokens) ((padded_tokens) <= 16 ? 65536 : 32768)
+#define QS_HOPPER_SHARED                                                                           \
+	(QS_HOPPER_TABLE - 1024 + QS_TABLE_BYTES + QS_RING_SCALES + QS_SAMPLE_BYTES)
 /* Elsewhere: the table, in whose place the partial sums come, and control. */
 #define QS_SHARED_PARTIALS (QS_GROUPS * QS_TOKENS_MAX * QS_PARTIAL_PITCH * 4)
 #define QS_SHARED_BYTES    (QS_SHARED_PARTIALS + QS_CONTROL_BYTES)
@@ -246,11 +252,16 @@ static inline uint32_t qs_product_kind(uint32_t tokens)
 	return tokens <= 8 ? 0 : tokens <= 16 ? 1 : tokens <= 32 ? 2 : 3;
 }
 
-/* Bytes of a stage: X of the tiles' columns, then the tiles. */
-QS_INLINE int64_t qs_stage_bytes(int64_t tile_bytes, int64_t strips, int64_t padded_tokens)
+/* Bytes of a stage: X of the columns of the tiles that are in turn. */
+QS_INLINE int64_t qs_stage_bytes(int64_t strips, int64_t padded_tokens)
 {
-	return QS_GROUPS / strips * padded_tokens * 2 * QS_WEIGHT_TILE +
-	       (QS_GROUPS * tile_bytes + 1023) / 1024 * 1024;
+	return QS_GROUPS / strips * padded_tokens * 2 * QS_WEIGHT_TILE;
+}
+
+/* Bytes that stages may take. */
+QS_INLINE int64_t qs_hopper_pipeline(int64_t padded_tokens)
+{
+	return QS_HOPPER_TABLE - 1024 - QS_CONTROL_BYTES - QS_RING_BYTES(padded_tokens);
 }
 
 /* Steps that a block takes: each is a tile of each row of tiles, times the groups that share one.
@@ -291,18 +302,18 @@ static inline void qs_product_split(struct qs_product_args *args, int64_t tile_b
 }
 
 /* Says how to launch args with its strips and split, and sets its stages. */
-static inline struct qs_product_geometry qs_product_geometry(struct qs_product_args *args, int fp8,
+static inline struct qs_product_geometry qs_product_geometry(struct qs_product_args *args,
                                                              const struct qs_product_device *device)
 {
-	const int64_t tile_bytes = fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES;
 	struct qs_product_geometry geometry = {.kind = qs_product_kind(args->tokens)};
 	args->stages = 1;
 	geometry.threads = QS_MULTIPLIERS;
 	geometry.shared = QS_SHARED_BYTES;
 	if (device->hopper) {
-		const int64_t bytes = qs_stage_bytes(tile_bytes, args->strips, 8 << geometry.kind);
+		const int64_t padded = 8 << geometry.kind;
 		const int64_t steps = qs_product_steps(args->k, args->strips, args->split);
-		args->stages = qs_at_most(QS_HOPPER_PIPELINE / bytes,
+		args->stages = qs_at_most(qs_hopper_pipeline(padded) /
+		                                  qs_stage_bytes(args->strips, padded),
 		                          steps < QS_STAGES_MAX ? steps : QS_STAGES_MAX);
 		geometry.threads = QS_HOPPER_THREADS;
 		geometry.shared = QS_HOPPER_SHARED;
@@ -320,7 +331,7 @@ static inline struct qs_product_geometry qs_product_plan(struct qs_product_args 
 	args->strips = args->split = 1;
 	if (device->hopper)
 		qs_product_split(args, fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES, device);
-	return qs_product_geometry(args, fp8, device);
+	return qs_product_geometry(args, device);
 }
 
 #endif

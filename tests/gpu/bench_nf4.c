@@ -211,7 +211,7 @@ static void call_product(const struct work *work, enum what what, uint32_t token
 	if (strips) {
 		args.strips = strips;
 		args.split = split;
-		geometry = qs_product_geometry(&args, fp8, &nf4.device);
+		geometry = qs_product_geometry(&args, &nf4.device);
 	}
 	GPU_CHECK(nf4_launch(&args, &geometry, fp8, what != WHAT_W4_WAITING, stream));
 }

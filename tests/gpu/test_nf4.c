@@ -605,7 +605,7 @@ START_TEST(every_split_gives_the_product)
 					        &weight, with_tokens(plain, tokens[t]));
 					p.host.strips = nf4.device.hopper ? strips : 1;
 					p.host.split = nf4.device.hopper ? split : 1;
-					p.geometry = qs_product_geometry(&p.host, fp8, &nf4.device);
+					p.geometry = qs_product_geometry(&p.host, &nf4.device);
 					p.device.strips = p.host.strips;
 					p.device.split = p.host.split;
 					p.device.stages = p.host.stages;

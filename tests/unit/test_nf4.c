@@ -647,24 +647,21 @@ END_TEST
 /* A group holds one stage while it waits for the next. All stages fit the memory there is. */
 START_TEST(pipelines_fit_and_do_not_lock)
 {
-	for (int fp8 = 0; fp8 < 2; fp8++)
-		for (uint32_t strips = 1; strips <= QS_STRIPS_MAX; strips *= 2)
-			for (uint32_t tokens = 8; tokens <= 64; tokens *= 2) {
-				struct qs_product_args args = shape(64, 1 << 20, tokens);
-				args.strips = strips;
-				args.split = 1;
-				qs_product_geometry(&args, fp8, &h200);
-				const int64_t bytes =
-				        qs_stage_bytes(fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES,
-				                       strips, tokens);
-				ck_assert_int_ge((int)args.stages, 2);
-				ck_assert_int_le(args.stages * bytes, QS_HOPPER_PIPELINE);
-				/* X is swizzled within 1024 bytes */
-				ck_assert_int_eq(bytes % 1024, 0);
-				/* sums take the stages' place */
-				ck_assert_int_le(QS_GROUPS * tokens * QS_PARTIAL_PITCH * 4,
-				                 QS_HOPPER_PIPELINE);
-			}
+	for (uint32_t strips = 1; strips <= QS_STRIPS_MAX; strips *= 2)
+		for (uint32_t tokens = 8; tokens <= 64; tokens *= 2) {
+			const int64_t bytes = qs_stage_bytes(strips, tokens);
+			struct qs_product_args args = shape(64, 1 << 20, tokens);
+			args.strips = strips;
+			args.split = 1;
+			qs_product_geometry(&args, &h200);
+			ck_assert_int_ge((int)args.stages, 2);
+			ck_assert_int_le(args.stages * bytes, qs_hopper_pipeline(tokens));
+			/* X is swizzled within 1024 bytes */
+			ck_assert_int_eq(bytes % 1024, 0);
+			/* sums take the stages' place */
+			ck_assert_int_le(QS_GROUPS * tokens * QS_PARTIAL_PITCH * 4,
+			                 qs_hopper_pipeline(tokens));
+		}
 }
 END_TEST
 
