@@ -1,9 +1,9 @@
 /* Reads and extends the tuned file; see tuned.h.
  *
  * inih splits the lines as it does those of a policy. Lines of a row may come in any order, but a
- * row is written with its action last: what the end of the file has of a row without an action was
- * torn off by a crash, is ignored, and is cut off by the next row. No word for an action begins
- * another, so a row is known to be whole even without its last line feed.
+ * row is written with its action last, and no word for an action begins another. So what a killed
+ * process left of a row (the kernel gives up between two pages) has no action: like any other
+ * broken row it is reported and decides nothing. The next row that is written takes its place.
  */
 #define _GNU_SOURCE
 #include "policy/tuned.h"
@@ -25,15 +25,16 @@
 #include "note/note.h"
 #include "policy/rule.h"
 
-#define ROW_BYTES 1024 /* more than the longest row                              */
-#define TAIL      8192 /* bytes of a file in which the begin of its last row is  */
-#define LOCK_MS   1000 /* patience with others who write                         */
+#define ROW_BYTES 1024 /* more than the longest row                        */
+#define TAIL      8192 /* bytes of a file in which the begin of its last row is */
+#define WRITE_MS  1000 /* patience with others who write, of one who writes */
+#define READ_MS   100  /* of one who reads                                  */
+#define REOPENED  3    /* times that a file may be replaced while we wait   */
 
 #define ABOUT                                                                                      \
-	"; What qshim measured. Each row holds where its GPU, driver, cublaslt, qshim and "        \
-	"numerics "                                                                                \
-	"are\n; the same; add 'pinned = yes' to a row to make it hold everywhere, and its action " \
-	"with it.\n"
+	"; What qshim measured. A row holds where gpu, driver, cublaslt, qshim and\n"              \
+	"; numerics are the same. With the line 'pinned = yes' it holds everywhere, and\n"         \
+	"; its action is obeyed: 'action = native' leaves the product to the program.\n"
 
 struct qs_tuned {
 	char path[QS_PATH_MAX];
@@ -41,6 +42,7 @@ struct qs_tuned {
 	struct qs_tuned_row *rows; /* in the order of the file               */
 	uint64_t *hash;            /* of their keys                          */
 	size_t count, room;        /* rows                                   */
+	const char *nameless;      /* why there is no such file, NULL = there may be */
 	bool sealed;               /* the file is not to be written          */
 	bool told_stale, told_failed;
 };
@@ -285,23 +287,29 @@ static const char *line_end(const char *at, const char *end)
 	return feed ? feed : end;
 }
 
+static bool is_blank(char c)
+{
+	return c == ' ' || c == '\t' || c == '\r';
+}
+
 /* Takes the next line without the blanks around it; what is too long is an error and empty. */
 static void line_take(struct reader *reader, char line[QS_LINE_MAX + 1])
 {
 	const char *begin = reader->at, *end = line_end(begin, reader->end);
 	reader->at = end < reader->end ? end + 1 : end;
 	reader->line++;
-	while (begin < end && strchr(" \t", *begin))
+	while (begin < end && is_blank(*begin))
 		begin++;
-	while (end > begin && strchr(" \t\r", end[-1]))
+	while (end > begin && is_blank(end[-1]))
 		end--;
 	size_t length = (size_t)(end - begin);
-	bool comment = length && strchr(";#", *begin);
+	bool comment = length && (*begin == ';' || *begin == '#');
 	if (length > QS_LINE_MAX && !comment)
 		error(reader, reader->line, "a line of %zu characters; at most %d fit", length,
 		      QS_LINE_MAX);
 	length = comment || length > QS_LINE_MAX ? 0 : length;
-	memcpy(line, begin, length);
+	for (size_t i = 0; i < length; i++)
+		line[i] = begin[i] ? begin[i] : '?'; /* as a power failure leaves them */
 	line[length] = 0;
 }
 
@@ -322,43 +330,11 @@ static char *next_line(char *buffer, int size, void *user)
 	return buffer;
 }
 
-/* True if the text from a head on has an action, which is the last thing that is written. */
-static bool has_action(const char *at, const char *end)
-{
-	for (; at < end; at = line_end(at, end) + 1) {
-		char word[16], rest[2];
-		char line[64];
-		snprintf(line, sizeof line, "%.*s", (int)(line_end(at, end) - at), at);
-		if (sscanf(line, " action = %15[a-z0-9] %1[^;\r]", word, rest) == 1 &&
-		    qs_word_find(action_words, word) >= 0)
-			return true;
-	}
-	return false;
-}
-
-/* The part of a text that is not a torn row at its end, bytes. */
-static size_t whole(const char *text, size_t length)
-{
-	size_t at = length;
-	while (at > 0) {
-		const char *before = at > 1 ? memrchr(text, '\n', at - 1) : NULL;
-		at = before ? (size_t)(before - text) + 1 : 0;
-		if (text[at] == '[')
-			return has_action(text + at, text + length) ? length : at;
-	}
-	return length;
-}
-
 static void read_text(struct qs_tuned *tuned, const char *text, size_t length)
 {
-	const char *nul = memchr(text, 0, length);
-	struct reader reader = {.tuned = tuned, .at = text, .end = text + whole(text, length)};
-	if (nul && nul < reader.end)
-		reader.end = nul;
+	struct reader reader = {.tuned = tuned, .at = text, .end = text + length};
 	ini_parse_stream(next_line, &reader, on_key, &reader);
 	row_end(&reader);
-	if (nul)
-		error(&reader, reader.line, "a NUL byte; nothing is read from here on");
 	report(&reader);
 }
 
@@ -400,9 +376,26 @@ static ssize_t read_at(int fd, char *text, size_t size, off_t from)
 	return (ssize_t)used;
 }
 
+/* Not for ever: whoever has the lock may have been stopped. */
+static bool lock_file(int fd, int how, int patience_ms)
+{
+	const struct timespec moment = {.tv_nsec = 1000000};
+	for (int i = 0; i < patience_ms; i++) {
+		if (!flock(fd, how | LOCK_NB))
+			return true;
+		if (errno != EWOULDBLOCK && errno != EINTR)
+			return false;
+		nanosleep(&moment, NULL);
+	}
+	errno = EWOULDBLOCK;
+	return false;
+}
+
+/* Without the lock too: then a row that is being written may look broken. */
 static bool read_open_file(struct qs_tuned *tuned, int fd)
 {
 	struct stat status;
+	lock_file(fd, LOCK_SH, READ_MS);
 	if (!check(tuned, fd, &status))
 		return false;
 	char *text = malloc((size_t)status.st_size + 1);
@@ -415,17 +408,31 @@ static bool read_open_file(struct qs_tuned *tuned, int fd)
 	return length >= 0 || fail(tuned, strerror(errno));
 }
 
-struct qs_tuned *qs_tuned_open(const char *path)
+/* Without a home there is no file of the user's: not one in a directory called '~'. That matters,
+ * and is said, once there is something to keep. */
+static void set_path(struct qs_tuned *tuned, const char *pattern)
+{
+	const bool expanded = qs_path_expand(pattern, tuned->path, sizeof tuned->path) > 0;
+	if (!expanded)
+		tuned->nameless = "no usable file name";
+	else if (!strncmp(tuned->path, "~/", 2))
+		tuned->nameless = "HOME is not set";
+	if (tuned->nameless)
+		snprintf(tuned->path, sizeof tuned->path, "%s", pattern);
+}
+
+struct qs_tuned *qs_tuned_open(const char *pattern)
 {
 	int saved = errno;
 	struct qs_tuned *tuned = calloc(1, sizeof *tuned);
 	if (!tuned)
 		return NULL;
-	snprintf(tuned->path, sizeof tuned->path, "%s", path);
 	pthread_mutex_init(&tuned->lock, NULL);
-	int fd = qs_open_file(path, O_RDONLY);
+	set_path(tuned, pattern);
+	int fd = tuned->nameless ? -ENOENT : qs_open_file(tuned->path, O_RDONLY);
 	if (fd >= 0) {
 		tuned->sealed = !read_open_file(tuned, fd);
+		flock(fd, LOCK_UN);
 		close(fd);
 	} else if (fd != -ENOENT) {
 		tuned->sealed = !fail(tuned, strerror(-fd));
@@ -444,23 +451,35 @@ void qs_tuned_close(struct qs_tuned *tuned)
 	free(tuned);
 }
 
-/* Not for ever: whoever has the lock may have been stopped. */
-static bool lock_file(int fd)
+/* True if the text from a head on has an action, which is the last thing that is written. */
+static bool has_action(const char *at, const char *end)
 {
-	const struct timespec moment = {.tv_nsec = 1000000};
-	for (int i = 0; i < LOCK_MS; i++) {
-		if (!flock(fd, LOCK_EX | LOCK_NB))
+	for (; at < end; at = line_end(at, end) + 1) {
+		char word[16], rest[2];
+		char line[64];
+		snprintf(line, sizeof line, "%.*s", (int)(line_end(at, end) - at), at);
+		if (sscanf(line, " action = %15[a-z0-9] %1[^;\r]", word, rest) == 1 &&
+		    qs_word_find(action_words, word) >= 0)
 			return true;
-		if (errno != EWOULDBLOCK && errno != EINTR)
-			return false;
-		nanosleep(&moment, NULL);
 	}
-	errno = EWOULDBLOCK;
 	return false;
 }
 
-/* Cuts off a torn row; *feed says that the text does not end its last line. */
-static bool repair(int fd, off_t *size, bool *feed)
+/* The part of a text that is not a torn row at its end, bytes. */
+static size_t whole(const char *text, size_t length)
+{
+	size_t at = length;
+	while (at > 0) {
+		const char *before = at > 1 ? memrchr(text, '\n', at - 1) : NULL;
+		at = before ? (size_t)(before - text) + 1 : 0;
+		if (text[at] == '[')
+			return has_action(text + at, text + length) ? length : at;
+	}
+	return length;
+}
+
+/* Cuts off a torn row, which may be somebody's handwriting. */
+static bool repair(struct qs_tuned *tuned, int fd, off_t *size)
 {
 	char tail[TAIL];
 	const off_t from = *size > TAIL ? *size - TAIL : 0;
@@ -468,9 +487,9 @@ static bool repair(int fd, off_t *size, bool *feed)
 	if (length < 0)
 		return false;
 	const size_t good = whole(tail, (size_t)length);
-	*feed = good && tail[good - 1] != '\n';
 	if (good == (size_t)length)
 		return true;
+	qs_message(QS_LOG_WARN, "%s: removes the last row, which has no action", tuned->path);
 	*size = from + (off_t)good;
 	return !ftruncate(fd, *size);
 }
@@ -479,13 +498,11 @@ static bool append_locked(struct qs_tuned *tuned, int fd, const struct qs_tuned_
 {
 	char text[sizeof ABOUT + ROW_BYTES + 2];
 	struct stat status;
-	bool feed;
 	if (!check(tuned, fd, &status))
 		return false;
-	if (!repair(fd, &status.st_size, &feed))
+	if (!repair(tuned, fd, &status.st_size))
 		return fail(tuned, strerror(errno));
-	size_t used = (size_t)snprintf(text, sizeof text, "%s\n",
-	                               status.st_size ? (feed ? "\n" : "") : ABOUT);
+	size_t used = (size_t)snprintf(text, sizeof text, "%s\n", status.st_size ? "" : ABOUT);
 	used += row_text(row, text + used);
 	int wrong = qs_write(fd, text, used);
 	if (wrong && !ftruncate(fd, status.st_size))
@@ -493,21 +510,46 @@ static bool append_locked(struct qs_tuned *tuned, int fd, const struct qs_tuned_
 	return !wrong || fail(tuned, strerror(-wrong));
 }
 
-/* The lock is given back by name: a child that was forked meanwhile has the descriptor too. */
+/* An editor puts another file in the place of the one it read. */
+static bool is_in_place(const struct qs_tuned *tuned, int fd)
+{
+	struct stat opened, named;
+	return !fstat(fd, &opened) && !stat(tuned->path, &named) && opened.st_dev == named.st_dev &&
+	       opened.st_ino == named.st_ino;
+}
+
+/* The file that has the name once it is locked: a descriptor, or -errno. */
+static int open_locked(const struct qs_tuned *tuned)
+{
+	for (int i = 0; i < REOPENED; i++) {
+		int fd = qs_open_file(tuned->path, O_RDWR | O_APPEND);
+		if (fd < 0)
+			return fd;
+		const int wrong = lock_file(fd, LOCK_EX, WRITE_MS) ? 0 : -errno;
+		if (!wrong && is_in_place(tuned, fd))
+			return fd;
+		close(fd);
+		if (wrong)
+			return wrong;
+	}
+	return -ESTALE;
+}
+
+/* Whoever sits on the lock is waited for only once. The lock is given back by name: a child that
+ * was forked meanwhile has the descriptor too. */
 static bool append(struct qs_tuned *tuned, const struct qs_tuned_row *row)
 {
+	if (tuned->nameless)
+		return fail(tuned, tuned->nameless);
 	if (tuned->sealed)
 		return false;
-	int fd = qs_open_file(tuned->path, O_RDWR | O_APPEND);
-	if (fd < 0)
+	int fd = open_locked(tuned);
+	if (fd < 0) {
+		tuned->sealed = fd == -EWOULDBLOCK;
 		return fail(tuned, strerror(-fd));
-	bool done = false;
-	if (lock_file(fd)) {
-		done = append_locked(tuned, fd, row);
-		flock(fd, LOCK_UN);
-	} else {
-		fail(tuned, strerror(errno));
 	}
+	bool done = append_locked(tuned, fd, row);
+	flock(fd, LOCK_UN);
 	close(fd);
 	return done;
 }

@@ -39,9 +39,10 @@ struct qs_tuned_row {
 
 struct qs_tuned; /* the rows of a file, and its name */
 
-/* Reads a file, which need not exist. A broken row is left out, with a message that names file and
- * line; so is a file that others may write to. NULL if memory is out. */
-struct qs_tuned *qs_tuned_open(const char *path);
+/* Reads a file, which need not exist; `pattern` is its name, with placeholders. A broken row is left
+ * out, with a message that names file and line; so is a file that others may write to. NULL if
+ * memory is out. */
+struct qs_tuned *qs_tuned_open(const char *pattern);
 void qs_tuned_close(struct qs_tuned *tuned);
 /* Copies the row of this measurement (row->key, measured, scaling, format, valid) to *row; false if
  * there is none that holds. The first time that only rows of other validators are there, a message

@@ -3,6 +3,7 @@
 #include "note_support.h"
 
 #include <sys/file.h>
+#include <time.h>
 
 #include "policy/tuned.h"
 
@@ -40,6 +41,13 @@ static bool holds(struct qs_tuned *tuned, int number)
 {
 	struct qs_tuned_row row = some_row(number), found;
 	return find(tuned, &row, &found);
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static const char *file(void)
@@ -234,24 +242,32 @@ START_TEST(a_long_line_is_named)
 }
 END_TEST
 
-START_TEST(nothing_is_read_behind_a_nul)
+/* As a power failure leaves them where a row was to be. */
+START_TEST(nul_characters_are_a_broken_line)
 {
-	size_t length =
-	        (size_t)snprintf(text, sizeof text, "%s@%s", row_with(1, ""), row_with(2, ""));
-	*strchr(text, '@') = 0;
-	write_text(text, length);
+	static const char nothing[600];
+	size_t length = (size_t)snprintf(text, sizeof text, "%s", row_with(1, ""));
+	memcpy(text + length, nothing, sizeof nothing);
+	write_text(text, length + sizeof nothing);
+	add(2, 1);
+	ck_assert_uint_eq(count_lines(stderr_text()), 1);
+	ck_assert_ptr_nonnull(strstr(caught, ":12: a line of 600 characters"));
 	struct qs_tuned *tuned = qs_tuned_open(file());
-	ck_assert(holds(tuned, 1));
-	ck_assert(!holds(tuned, 2));
+	ck_assert(!holds(tuned, 1) && holds(tuned, 2)); /* they may have been lines of row 1 */
 	qs_tuned_close(tuned);
-	ck_assert_ptr_nonnull(strstr(stderr_text(), "a NUL byte"));
+	text[length + 1] = '\n';
+	write_text(text, length + 2);
+	tuned = qs_tuned_open(file());
+	qs_tuned_close(tuned);
+	ck_assert_ptr_nonnull(strstr(stderr_text(), ":12: '?' is neither"));
 }
 END_TEST
 
 START_TEST(a_hand_may_write_blanks_and_comments)
 {
 	char all[4096];
-	snprintf(all, sizeof all, "# mine\n\n  ; more\n%s", row_with(1, "\tpinned=yes ; ever\r\n"));
+	snprintf(all, sizeof all, "# mine\r\n\n  ; more\n [product] \r\n%s",
+	         strchr(row_with(1, "\tpinned=yes ; ever\r\n"), '\n') + 1);
 	struct qs_tuned_row row = some_row(1), found;
 	struct qs_tuned *tuned = opened(all);
 	ck_assert(find(tuned, &row, &found));
@@ -262,26 +278,38 @@ START_TEST(a_hand_may_write_blanks_and_comments)
 END_TEST
 
 /* Every length that a crash could leave. */
-START_TEST(a_torn_row_is_ignored_and_cut_off_by_the_next)
+START_TEST(a_torn_row_is_named_and_gives_way_to_the_next)
 {
 	add(1, 2);
 	static char full[8192];
 	const size_t length = (size_t)read_file(file(), full, sizeof full);
-	const char *second = strstr(strstr(full, "[product]") + 1, "[product]");
-	for (size_t cut = (size_t)(second - full); cut < length; cut++) {
+	const size_t begin = (size_t)(strstr(strstr(full, "[product]") + 1, "[product]") - full);
+	for (size_t cut = begin; cut < length; cut++) {
 		/* The last character is the line feed: without it the row is whole. */
-		const bool torn = cut < length - 1;
+		const bool torn = cut < length - 1, told = torn && cut > begin;
 		write_text(full, cut);
+		ck_assert_int_eq(truncate(in_scratch("stderr"), 0), 0);
 		struct qs_tuned *tuned = qs_tuned_open(file());
-		ck_assert(holds(tuned, 1));
-		ck_assert_msg(holds(tuned, 2) == !torn, "cut at %zu of %zu", cut, length);
+		ck_assert(holds(tuned, 1) && holds(tuned, 2) == !torn);
 		qs_tuned_close(tuned);
+		ck_assert_msg(count_lines(stderr_text()) == told, "cut at %zu: %s", cut, caught);
 		add(3, 1);
 		tuned = qs_tuned_open(file());
 		ck_assert(holds(tuned, 1) && holds(tuned, 2) == !torn && holds(tuned, 3));
 		qs_tuned_close(tuned);
-		ck_assert_msg(!*stderr_text(), "cut at %zu: %s", cut, caught);
+		/* Read twice, and removed. */
+		ck_assert_msg(count_lines(stderr_text()) == 3 * told, "cut at %zu: %s", cut,
+		              caught);
+		ck_assert(!told || strstr(caught, "removes the last row, which has no action"));
 	}
+}
+END_TEST
+
+START_TEST(a_row_that_a_hand_left_without_an_action_is_named)
+{
+	struct qs_tuned *tuned = opened("[product]\nkey = x\nmeasured = fp8\n; to do");
+	qs_tuned_close(tuned);
+	ck_assert_ptr_nonnull(strstr(stderr_text(), ":1: the row has no action (row not used)"));
 }
 END_TEST
 
@@ -348,7 +376,8 @@ START_TEST(a_writer_may_be_killed_at_any_moment)
 			ck_assert_msg(holds(tuned, j), "row %d is lost after kill %d", j, i);
 		qs_tuned_close(tuned);
 	}
-	ck_assert_str_eq(stderr_text(), "");
+	/* At most a torn row for each, read and removed. */
+	ck_assert_uint_le(count_lines(stderr_text()), 40);
 }
 END_TEST
 
@@ -363,10 +392,123 @@ START_TEST(a_lock_that_is_not_given_back_is_given_up)
 	ck_assert(!qs_tuned_add(tuned, &row));
 	ck_assert_int_eq(errno, 42);
 	ck_assert(find(tuned, &row, &found)); /* in this process */
-	qs_tuned_close(tuned);
+	double start = seconds();
+	ck_assert(!qs_tuned_add(tuned, &row)); /* waits no more, not even once it could */
+	ck_assert_double_lt(seconds() - start, 0.5);
 	close(fd);
+	ck_assert(!qs_tuned_add(tuned, &row));
+	qs_tuned_close(tuned);
 	ck_assert_uint_eq(count_lines(stderr_text()), 1);
 	ck_assert_ptr_nonnull(strstr(caught, "what is measured is not kept"));
+}
+END_TEST
+
+/* What is being written is waited for. */
+START_TEST(a_reader_waits_for_a_writer_for_a_moment)
+{
+	add(1, 1);
+	int fd = open(file(), O_RDWR | O_APPEND | O_CLOEXEC);
+	ck_assert_int_eq(flock(fd, LOCK_EX), 0);
+	double start = seconds();
+	struct qs_tuned *tuned = qs_tuned_open(file());
+	ck_assert_double_gt(seconds() - start, 0.05);
+	ck_assert_double_lt(seconds() - start, 0.9);
+	ck_assert(holds(tuned, 1)); /* is read nevertheless */
+	qs_tuned_close(tuned);
+	close(fd);
+	ck_assert_str_eq(stderr_text(), "");
+}
+END_TEST
+
+/* Another file takes the place of the one that is locked, `times` times. */
+static void replace_file(int times)
+{
+	int fd = open(file(), O_RDONLY | O_CLOEXEC);
+	ck_assert_int_eq(flock(fd, LOCK_EX), 0);
+	for (int i = 0; i < times; i++) {
+		char next[600];
+		snprintf(next, sizeof next, "%s", in_scratch("next.ini"));
+		int other = open(next, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+		flock(other, LOCK_EX);
+		const char *row = row_with(2, "");
+		if (write(other, row, strlen(row)) < 0)
+			_exit(1);
+		usleep(150000);
+		rename(next, file());
+		close(fd);
+		fd = other;
+	}
+	usleep(150000);
+}
+
+START_TEST(a_row_goes_into_the_file_that_an_editor_put_there)
+{
+	struct qs_tuned_row row = some_row(1);
+	int status;
+	add(3, 1);
+	struct qs_tuned *tuned = qs_tuned_open(file());
+	int pid = spawn(replace_file, 1 + 4 * _i);
+	usleep(50000);
+	ck_assert(qs_tuned_add(tuned, &row) == !_i); /* not for ever */
+	qs_tuned_close(tuned);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_int_eq(status, 0);
+	tuned = qs_tuned_open(file());
+	ck_assert(holds(tuned, 1) == !_i && holds(tuned, 2) && !holds(tuned, 3));
+	qs_tuned_close(tuned);
+	ck_assert_uint_eq(count_lines(stderr_text()), (size_t)_i);
+}
+END_TEST
+
+START_TEST(without_a_home_there_is_no_file)
+{
+	static const struct {
+		const char *home, *pattern, *why;
+	} no[] = {{NULL, "~/t.ini", "~/t.ini: HOME is not set (what is measured is not kept)"},
+	          {"here", "~/t.ini", "~/t.ini: HOME is not set ("},
+	          {"/", "%y.ini", "%y.ini: no usable file name ("}};
+	struct qs_tuned_row row = some_row(1);
+	ck_assert_int_eq(chdir(scratch), 0);
+	ck_assert_int_eq(mkdir("~", 0700), 0);
+	if (no[_i].home)
+		setenv("HOME", no[_i].home, 1);
+	else
+		unsetenv("HOME");
+	struct qs_tuned *tuned = qs_tuned_open(no[_i].pattern);
+	ck_assert_str_eq(stderr_text(), ""); /* nothing to keep yet */
+	ck_assert(!qs_tuned_add(tuned, &row) && !qs_tuned_add(tuned, &row));
+	ck_assert(holds(tuned, 1));
+	qs_tuned_close(tuned);
+	ck_assert_uint_eq(count_lines(stderr_text()), 1);
+	ck_assert_ptr_nonnull(strstr(caught, no[_i].why));
+	ck_assert_int_eq(rmdir("~"), 0);
+	ck_assert_int_eq(unlink("%y.ini"), -1);
+}
+END_TEST
+
+START_TEST(a_name_may_have_placeholders)
+{
+	char name[32];
+	struct qs_tuned_row row = some_row(1);
+	setenv("HOME", scratch, 1);
+	struct qs_tuned *tuned = qs_tuned_open("~/%p.ini");
+	ck_assert(qs_tuned_add(tuned, &row));
+	qs_tuned_close(tuned);
+	snprintf(name, sizeof name, "%d.ini", getpid());
+	ck_assert_int_eq(access(in_scratch(name), F_OK), 0);
+}
+END_TEST
+
+/* Lines of a screen's width, each of them a comment. */
+START_TEST(the_file_says_what_it_is)
+{
+	add(1, 1);
+	ck_assert_int_gt(read_file(file(), text, sizeof text), 0);
+	char *line = strtok(text, "\n");
+	for (; *line != '['; line = strtok(NULL, "\n")) {
+		ck_assert(!strncmp(line, "; ", 2));
+		ck_assert_msg(strlen(line) < 81, "%s", line);
+	}
 }
 END_TEST
 
@@ -404,6 +546,25 @@ static void ck_refused(const char *why)
 	ck_assert_msg(strstr(stderr_text(), why), "%s", caught);
 	ck_assert_uint_eq(count_lines(caught), 1);
 }
+
+START_TEST(a_full_disk_leaves_no_part_of_a_row)
+{
+	struct qs_tuned_row row = some_row(1);
+	add(2, 1);
+	const long before = read_file(file(), text, sizeof text);
+	const struct rlimit little = {(rlim_t)before + 100, RLIM_INFINITY};
+	const struct rlimit enough = {RLIM_INFINITY, RLIM_INFINITY};
+	struct qs_tuned *tuned = qs_tuned_open(file());
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &little), 0);
+	ck_assert(!qs_tuned_add(tuned, &row));
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &enough), 0);
+	ck_assert_int_eq(read_file(file(), text, sizeof text), before);
+	ck_assert(qs_tuned_add(tuned, &row)); /* may have room again */
+	qs_tuned_close(tuned);
+	ck_assert_uint_eq(count_lines(stderr_text()), 1);
+	ck_assert_ptr_nonnull(strstr(caught, "what is measured is not kept"));
+}
+END_TEST
 
 START_TEST(a_file_that_others_may_write_is_refused)
 {
@@ -469,13 +630,20 @@ int main(void)
 	tcase_add_loop_test(tcase, a_broken_row_is_named_and_the_others_hold, 0,
 	                    (int)(sizeof broken / sizeof *broken));
 	tcase_add_test(tcase, a_long_line_is_named);
-	tcase_add_test(tcase, nothing_is_read_behind_a_nul);
+	tcase_add_test(tcase, nul_characters_are_a_broken_line);
 	tcase_add_test(tcase, a_hand_may_write_blanks_and_comments);
-	tcase_add_test(tcase, a_torn_row_is_ignored_and_cut_off_by_the_next);
+	tcase_add_test(tcase, a_torn_row_is_named_and_gives_way_to_the_next);
+	tcase_add_test(tcase, a_row_that_a_hand_left_without_an_action_is_named);
 	tcase_add_test(tcase, four_writers_lose_no_row);
 	tcase_add_test(tcase, a_writer_may_be_killed_at_any_moment);
 	tcase_add_test(tcase, a_lock_that_is_not_given_back_is_given_up);
+	tcase_add_test(tcase, a_reader_waits_for_a_writer_for_a_moment);
+	tcase_add_loop_test(tcase, a_row_goes_into_the_file_that_an_editor_put_there, 0, 2);
+	tcase_add_loop_test(tcase, without_a_home_there_is_no_file, 0, 3);
+	tcase_add_test(tcase, a_name_may_have_placeholders);
+	tcase_add_test(tcase, the_file_says_what_it_is);
 	tcase_add_test(tcase, a_file_is_made_for_its_owner_only_and_not_by_reading);
+	tcase_add_test(tcase, a_full_disk_leaves_no_part_of_a_row);
 	tcase_add_loop_test(tcase, a_file_that_others_may_write_is_refused, 0, 2);
 	tcase_add_loop_test(tcase, a_link_is_refused, 0, 2);
 	tcase_add_test(tcase, a_directory_that_everyone_may_change_is_refused);
