@@ -43,6 +43,7 @@ struct qs_tuned {
 	uint64_t *hash;            /* of their keys                          */
 	size_t count, room;        /* rows                                   */
 	const char *nameless;      /* why there is no such file, NULL = there may be */
+	bool at_home;              /* the name was given as one of the home  */
 	bool sealed;               /* the file is not to be written          */
 	bool told_stale, told_failed;
 };
@@ -78,6 +79,7 @@ static const struct field {
         {"format", WORD, FIELD(format), format_words},
         {"algorithm", TEXT, FIELD(algorithm), NULL},
         {"ours_us", REAL, FIELD(ours_us), NULL},
+        {"convert_us", REAL, FIELD(convert_us), NULL},
         {"native_us", REAL, FIELD(native_us), NULL},
         {"sqnr", REAL, FIELD(sqnr), NULL},
         {"gpu", TEXT, FIELD(valid.gpu), NULL},
@@ -233,7 +235,8 @@ static void report(const struct reader *reader)
 
 static void row_begin(struct reader *reader)
 {
-	reader->row = (struct qs_tuned_row){.ours_us = -1, .native_us = -1, .sqnr = -1};
+	reader->row =
+	        (struct qs_tuned_row){.ours_us = -1, .convert_us = -1, .native_us = -1, .sqnr = -1};
 	reader->head = reader->line;
 	reader->given = 0;
 	reader->bad = false;
@@ -417,6 +420,7 @@ static void set_path(struct qs_tuned *tuned, const char *pattern)
 		tuned->nameless = "no usable file name";
 	else if (!strncmp(tuned->path, "~/", 2))
 		tuned->nameless = "HOME is not set";
+	tuned->at_home = !strncmp(pattern, "~/", 2);
 	if (tuned->nameless)
 		snprintf(tuned->path, sizeof tuned->path, "%s", pattern);
 }
@@ -518,11 +522,33 @@ static bool is_in_place(const struct qs_tuned *tuned, int fd)
 	       opened.st_ino == named.st_ino;
 }
 
+/* A home may be so new that the directory of the file's directory is missing, such as ~/.cache. */
+static bool make_grandparent(const struct qs_tuned *tuned)
+{
+	char path[QS_PATH_MAX];
+	snprintf(path, sizeof path, "%s", tuned->path);
+	for (int i = 0; i < 2; i++) {
+		char *slash = strrchr(path, '/');
+		if (!slash)
+			return false;
+		*slash = '\0';
+	}
+	return !mkdir(path, 0700);
+}
+
+static int open_to_append(const struct qs_tuned *tuned)
+{
+	int fd = qs_open_file(tuned->path, O_RDWR | O_APPEND);
+	if (fd == -ENOENT && tuned->at_home && make_grandparent(tuned))
+		fd = qs_open_file(tuned->path, O_RDWR | O_APPEND);
+	return fd;
+}
+
 /* The file that has the name once it is locked: a descriptor, or -errno. */
 static int open_locked(const struct qs_tuned *tuned)
 {
 	for (int i = 0; i < REOPENED; i++) {
-		int fd = qs_open_file(tuned->path, O_RDWR | O_APPEND);
+		int fd = open_to_append(tuned);
 		if (fd < 0)
 			return fd;
 		const int wrong = lock_file(fd, LOCK_EX, WRITE_MS) ? 0 : -errno;

@@ -31,6 +31,7 @@ struct qs_tuned_row {
 	enum qs_format format;     /* that the policy asked for                          */
 	char algorithm[17];        /* of the candidate's fastest product, "" = unknown   */
 	double ours_us, native_us; /* with all it takes; negative = unknown              */
+	double convert_us;         /* of ours_us, for the operands; negative = nothing   */
 	double sqnr;               /* dB, negative = unknown                             */
 	struct qs_validators valid;
 	bool pinned;
@@ -39,8 +40,8 @@ struct qs_tuned_row {
 
 struct qs_tuned; /* the rows of a file, and its name */
 
-/* Reads a file, which need not exist; `pattern` is its name, with placeholders. A broken row is left
- * out, with a message that names file and line; so is a file that others may write to. NULL if
+/* Reads a file, which need not exist; `pattern` is its name, with placeholders. A broken row is
+ * left out, with a message that names file and line; so is a file that others may write to. NULL if
  * memory is out. */
 struct qs_tuned *qs_tuned_open(const char *pattern);
 void qs_tuned_close(struct qs_tuned *tuned);

@@ -499,6 +499,25 @@ START_TEST(a_name_may_have_placeholders)
 }
 END_TEST
 
+/* Elsewhere a misspelt path is reported. */
+START_TEST(a_new_home_gets_its_cache_directory)
+{
+	struct stat status;
+	struct qs_tuned_row row = some_row(1);
+	setenv("HOME", scratch, 1);
+	struct qs_tuned *tuned = qs_tuned_open(in_scratch(".cache/qshim/t.ini"));
+	ck_assert(!qs_tuned_add(tuned, &row));
+	qs_tuned_close(tuned);
+	ck_assert_uint_eq(count_lines(stderr_text()), 1);
+	tuned = qs_tuned_open("~/.cache/qshim/t.ini");
+	ck_assert(qs_tuned_add(tuned, &row));
+	qs_tuned_close(tuned);
+	ck_assert_int_eq(stat(in_scratch(".cache"), &status), 0);
+	ck_assert_int_eq(status.st_mode & 0777, 0700);
+	ck_assert_uint_eq(count_lines(stderr_text()), 1);
+}
+END_TEST
+
 /* Lines of a screen's width, each of them a comment. */
 START_TEST(the_file_says_what_it_is)
 {
@@ -641,6 +660,7 @@ int main(void)
 	tcase_add_loop_test(tcase, a_row_goes_into_the_file_that_an_editor_put_there, 0, 2);
 	tcase_add_loop_test(tcase, without_a_home_there_is_no_file, 0, 3);
 	tcase_add_test(tcase, a_name_may_have_placeholders);
+	tcase_add_test(tcase, a_new_home_gets_its_cache_directory);
 	tcase_add_test(tcase, the_file_says_what_it_is);
 	tcase_add_test(tcase, a_file_is_made_for_its_owner_only_and_not_by_reading);
 	tcase_add_test(tcase, a_full_disk_leaves_no_part_of_a_row);
