@@ -172,7 +172,7 @@ static inline int64_t qs_quantise_tiles(const struct qs_quantise_operand *operan
 
 /* Sets `blocks` for qs_quantise and qs_repair on a device of `sms` multiprocessors, by the sizes
  * and by which pointers are not 0 (any stand-in will do). A large operand fills the device by
- * itself: the blocks of a second one follow as the first one's end. With a history the repair
+ * itself; see qs_quantise_share() for a second one beside it. With a history the repair
  * nearly always ends at once, and few blocks do; without one it does all the casting. */
 static inline void qs_quantise_plan(struct qs_quantise_operand *operand, int sms)
 {
@@ -183,6 +183,21 @@ static inline void qs_quantise_plan(struct qs_quantise_operand *operand, int sms
 	operand->blocks[0] = qs_at_most(work, most < QS_PARTIALS ? most : QS_PARTIALS);
 	operand->blocks[1] =
 	        operand->history ? qs_at_most(operand->blocks[0], sms) : operand->blocks[0];
+}
+
+/* For both operands in one launch, when each has its blocks: gives them together no more than run
+ * at once, in proportion to their elements, so that no block comes late and finds the pipeline
+ * cold. */
+static inline void qs_quantise_share(struct qs_quantise_args *args, int sms)
+{
+	const int64_t most = (int64_t)sms * QS_QUANTISE_BLOCKS_PER_SM;
+	struct qs_quantise_operand *a = &args->operand[0], *b = &args->operand[1];
+	const int64_t of_a = a->inner * a->outer, of_b = b->inner * b->outer;
+	if (!a->blocks[0] || !b->blocks[0] || (int64_t)a->blocks[0] + b->blocks[0] <= most)
+		return;
+	const int64_t share = (int64_t)((double)most * (double)of_a / (double)(of_a + of_b));
+	a->blocks[0] = qs_at_most(share, a->blocks[0]);
+	b->blocks[0] = qs_at_most(most - a->blocks[0], b->blocks[0]);
 }
 
 /* The same for qs_quantise_rows: a block for as many rows as it holds. Those that end make room for

@@ -141,6 +141,8 @@ class Sides:
             folder = pathlib.Path(self.folder.name) / name
             environment |= {"LD_PRELOAD": str(self.library), "QSHIM_OUT": str(folder),
                             "QSHIM_QUIET": "1", "QSHIM_SUMMARY": "0", **variables}
+            # Each side decides by what it measures itself, not by what an earlier run did.
+            environment["QSHIM_SET"] = f"{variables.get('QSHIM_SET', '')};tune.file="
         return Side(name, self.script, environment, folder)
 
     def __exit__(self, *_):

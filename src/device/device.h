@@ -55,9 +55,12 @@ struct qs_options;
 	X(cuUserObjectCreate)                                                                      \
 	X(cuUserObjectRelease)
 
-/* Newer ones, NULL in older drivers: ids then fall back to handles, launches to the plain form. */
+/* Newer ones, NULL in older drivers: ids then fall back to handles, launches to the plain form; and
+ * names, which only tell devices and drivers apart. */
 #define QS_DRIVER_OPTIONAL(X)                                                                      \
 	X(cuCtxGetId)                                                                              \
+	X(cuDeviceGetName)                                                                         \
+	X(cuDriverGetVersion)                                                                      \
 	X(cuLaunchKernelEx)                                                                        \
 	X(cuOccupancyMaxActiveClusters)                                                            \
 	X(cuStreamGetId)

@@ -8,8 +8,10 @@
 #include "engine/tune.h"
 #include "operand/operand.h"
 
-static bool worth_it(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
-                     const struct qs_stream *stream, struct qs_failure *failure)
+/* False with *failure filled if nothing is known afterwards. */
+static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
+                    const struct qs_stream *stream, struct qs_tuned_row *row,
+                    struct qs_failure *failure)
 {
 	struct qs_timing timing;
 	enum qs_reason why;
@@ -24,11 +26,19 @@ static bool worth_it(struct qs_lt *lt, const struct qs_gemm *g, struct qs_contex
 		return qs_failed(failure, QS_REASON_BUDGET, "not measured");
 	if (!tuned || timing.rival[0] < 0)
 		return qs_failed(failure, QS_REASON_UNTUNED, "could not be measured");
-	const double ours_us = 1e3 * (double)timing.best;
-	const double native_us = 1e3 * (double)timing.rival[0];
-	qs_failed(failure, QS_REASON_NOT_FASTER, "bf16 %.1f us, native %.1f us", ours_us,
-	          native_us);
-	return qs_tune_wins(timing.best, timing.rival[0]);
+	qs_known_add(lt, &timing, row);
+	return true;
+}
+
+static bool worth_it(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
+                     const struct qs_stream *stream, const struct qs_choice *choice,
+                     struct qs_failure *failure)
+{
+	struct qs_tuned_row row;
+	if (!qs_known_find(lt, g, context, QS_ACTION_BF16, choice, &row) &&
+	    !measure(lt, g, context, stream, &row, failure))
+		return false;
+	return qs_known_wins(&row, true, failure);
 }
 
 static void *prepare(const struct qs_gemm *g, struct qs_context *context,
@@ -44,9 +54,8 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 	        .lda = key->lda,
 	        .ldb = key->ldb,
 	};
-	(void)choice;
 	struct qs_lt *lt = qs_lt_create(g, &operands, failure);
-	if (lt && !worth_it(lt, g, context, stream, failure)) {
+	if (lt && !worth_it(lt, g, context, stream, choice, failure)) {
 		qs_lt_destroy(lt);
 		lt = NULL;
 	}

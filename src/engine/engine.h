@@ -11,6 +11,7 @@
  * thin.h    products of few tokens with a packed weight
  * lt.h      the product both of them make, and the choice of its algorithm
  * tune.h    timing against the program's own call
+ * known.h   what was measured before
  */
 #ifndef QS_ENGINE_ENGINE_H
 #define QS_ENGINE_ENGINE_H

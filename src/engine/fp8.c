@@ -49,7 +49,8 @@ struct conversion {
 	const struct qs_context *context;
 	const struct qs_stream *stream;
 	struct qs_scratch *scratch;
-	struct qs_pair pair; /* of the last conversion */
+	struct qs_tuned_row *row; /* for what is measured   */
+	struct qs_pair pair;      /* of the last conversion */
 };
 
 static int convert(void *data)
@@ -70,22 +71,26 @@ static bool tune(struct conversion *c, bool must_win, struct qs_context *context
 	const struct qs_lt_call call =
 	        qs_lt_call_fp8(c->g, c->stream->handle, c->scratch->base, &c->pair);
 	const struct qs_rival preparation = {convert, c};
-	return qs_tune_prepared(c->fp8->lt, c->g, context, &call, &preparation, must_win, "fp8",
+	return qs_tune_prepared(c->fp8->lt, c->g, context, &call, &preparation, must_win, c->row,
 	                        failure);
 }
 
 /* A plan that is given up must not be remembered by what it made. */
 static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_context *context,
-                            const struct qs_stream *stream, bool must_win,
+                            const struct qs_stream *stream, const struct qs_choice *choice,
                             struct qs_failure *failure)
 {
 	enum qs_reason why;
+	struct qs_tuned_row row;
+	const bool must_win = choice->action == QS_ACTION_AUTO || !choice->eager;
+	if (qs_known_find(fp8->lt, g, context, QS_ACTION_FP8, choice, &row))
+		return qs_known_wins(&row, must_win, failure);
 	if (!qs_may_tune(g))
 		return true;
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total_of(fp8, true), &why);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;
-	struct conversion conversion = {fp8, g, context, stream, scratch, {.bytes = 0}};
+	struct conversion conversion = {fp8, g, context, stream, scratch, &row, {.bytes = 0}};
 	bool wins = tune(&conversion, must_win, context, failure);
 	qs_operands_forget(scratch);
 	qs_scratch_unlock(scratch);
@@ -168,9 +173,8 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		return NULL;
 	}
 	fp8->rows = rows;
-	bool must_win = choice->action == QS_ACTION_AUTO || !choice->eager;
 	if (!make_parts(fp8, g, context, choice, failure) ||
-	    !tune_in_scratch(fp8, g, context, stream, must_win, failure)) {
+	    !tune_in_scratch(fp8, g, context, stream, choice, failure)) {
 		destroy(fp8);
 		return NULL;
 	}

@@ -243,7 +243,7 @@ static int convert(void *data)
 /* Times the product, and where the rule wants nf4 only if it is faster says whether it is. What
  * could not be measured is done as the rule says. */
 static bool time_product(struct nf4 *nf4, struct call *call, struct qs_context *context,
-                         bool must_win, struct qs_failure *failure)
+                         bool must_win, struct qs_tuned_row *row, struct qs_failure *failure)
 {
 	struct trial trial = {.nf4 = nf4, .call = call};
 	if (pack(call, &trial.weight) || convert(&trial))
@@ -251,16 +251,20 @@ static bool time_product(struct nf4 *nf4, struct call *call, struct qs_context *
 	const struct qs_lt_call product =
 	        qs_lt_call_fp8(call->g, call->stream->handle, call->block, &trial.pair);
 	const struct qs_rival preparation = {convert, &trial};
-	return qs_tune_prepared(nf4->lt, call->g, context, &product, &preparation, must_win, "nf4",
+	return qs_tune_prepared(nf4->lt, call->g, context, &product, &preparation, must_win, row,
 	                        failure);
 }
 
 static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_context *context,
-                            const struct qs_stream *stream, bool must_win,
+                            const struct qs_stream *stream, const struct qs_choice *choice,
                             struct qs_failure *failure)
 {
 	enum qs_reason why;
+	struct qs_tuned_row row;
 	struct call call = {.g = g, .context = context, .stream = stream};
+	const bool must_win = !choice->eager;
+	if (qs_known_find(nf4->lt, g, context, QS_ACTION_NF4, choice, &row))
+		return qs_known_wins(&row, must_win, failure);
 	if (!qs_may_tune(g))
 		return true;
 	qs_weight_of(g, &call.weight);
@@ -270,18 +274,19 @@ static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_
 		return true;
 	call.block = scratch->base;
 	qs_operands_forget(scratch);
-	bool wins = time_product(nf4, &call, context, must_win, failure);
+	bool wins = time_product(nf4, &call, context, must_win, &row, failure);
 	qs_scratch_unlock(scratch);
 	return wins;
 }
 
 /* Prepares the product of many tokens. */
 static bool prepare_many(struct nf4 *nf4, const struct qs_gemm *g, struct qs_context *context,
-                         const struct qs_stream *stream, bool must_win, struct qs_failure *failure)
+                         const struct qs_stream *stream, const struct qs_choice *choice,
+                         struct qs_failure *failure)
 {
 	qs_operands_plan(&nf4->operands, &g->key, false, 0);
 	nf4->lt = qs_lt_create_fp8(g, &nf4->operands, false, failure);
-	return nf4->lt && time_in_scratch(nf4, g, context, stream, must_win, failure);
+	return nf4->lt && time_in_scratch(nf4, g, context, stream, choice, failure);
 }
 
 /* With few tokens nothing is timed: there is one kernel, and it reads a quarter of the bytes. But a
@@ -299,7 +304,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		return NULL;
 	}
 	if (!qs_thin_fits(g, context)) {
-		if (prepare_many(nf4, g, context, stream, !choice->eager, failure))
+		if (prepare_many(nf4, g, context, stream, choice, failure))
 			return nf4;
 		destroy(nf4);
 		return NULL;

@@ -87,23 +87,14 @@ bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *conte
 	return done;
 }
 
-bool qs_tune_wins(float ours_ms, float native_ms)
-{
-	const double min_gain = qs_process()->options->min_gain;
-	return ours_ms > 0 && native_ms > 0 &&
-	       (double)native_ms >= (double)ours_ms * (1.0 + min_gain);
-}
-
 bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                       const struct qs_lt_call *call, const struct qs_rival *preparation,
-                      bool must_win, const char *name, struct qs_failure *failure)
+                      bool must_win, struct qs_tuned_row *row, struct qs_failure *failure)
 {
 	struct qs_timing timing;
 	if (!qs_tune(lt, g, context, call, preparation, &timing) || timing.rival[0] < 0 ||
 	    timing.rival[1] < 0)
 		return true;
-	const float ours = timing.best + timing.rival[1], native = timing.rival[0];
-	qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f + %.1f us, native %.1f us", name,
-	          1e3 * (double)timing.best, 1e3 * (double)timing.rival[1], 1e3 * (double)native);
-	return !must_win || qs_tune_wins(ours, native);
+	qs_known_add(lt, &timing, row);
+	return qs_known_wins(row, must_win, failure);
 }

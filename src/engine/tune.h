@@ -1,10 +1,11 @@
 /* Timing of a prepared product against the program's own call; see lt.h for the algorithms.
  *
- * tune.c  qs_tune qs_tune_prepared qs_run_native qs_may_tune qs_tune_wins
+ * tune.c  qs_tune qs_tune_prepared qs_run_native qs_may_tune
  */
 #ifndef QS_ENGINE_TUNE_H
 #define QS_ENGINE_TUNE_H
 
+#include "engine/known.h"
 #include "engine/lt.h"
 
 /* Times the candidates of `lt` with the operands of `call`, the program's own call (rival 0) and
@@ -14,18 +15,16 @@
 bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
              const struct qs_lt_call *call, const struct qs_rival *preparation,
              struct qs_timing *timing);
-/* The same for a product whose operands `preparation` makes. False, with *failure filled, if it was
- * measured and with `must_win` does not beat the program's own call by the policy's min_gain; what
- * could not be measured counts as won. `name` is that of the engine, for the log. */
+/* The same for a product whose operands `preparation` makes; the answer to the question *row is
+ * kept. False, with *failure filled, if it was measured and with `must_win` does not beat the
+ * program's own call by the policy's min_gain; what could not be measured counts as won. */
 bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                       const struct qs_lt_call *call, const struct qs_rival *preparation,
-                      bool must_win, const char *name, struct qs_failure *failure);
+                      bool must_win, struct qs_tuned_row *row, struct qs_failure *failure);
 /* Makes the program's own call once more, into memory of ours; does nothing where that cannot be.
  * Never while capturing. */
 void qs_run_native(const struct qs_gemm *g, struct qs_context *context);
 /* True if the budget is not spent and the call can be made again. */
 bool qs_may_tune(const struct qs_gemm *g);
-/* True if `ours` beats `native` by the policy's min_gain; both in milliseconds, > 0. */
-bool qs_tune_wins(float ours_ms, float native_ms);
 
 #endif

@@ -11,7 +11,8 @@
 	X(AUTO, "auto", "measured to be faster, or predicted where it could not be measured",      \
 	  "nothing to do")                                                                         \
 	X(RULE, "rule", "a rule of the policy chose this action", "edit the rule named beside it") \
-	X(TUNED, "tuned", "measured to be the fastest accurate choice", "nothing to do")           \
+	X(TUNED, "tuned", "a row that is pinned in the tuned file says so",                        \
+	  "edit the file that [tune] file names")                                                  \
 	X(OFF, "off", "qshim is switched off", "set QSHIM=on, or mode = on in the policy")         \
 	X(OBSERVE, "observe", "products are only observed", "set QSHIM=on, or mode = on")          \
 	X(SHADOW, "shadow", "the native result was returned", "set mode = on to use fp8")          \

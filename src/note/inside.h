@@ -1,8 +1,7 @@
 /* Inside note/: writing without harm to the host, JSON lines, and what the parts tell each other.
  *
- * write.c     qs_write qs_allocate qs_error_text qs_file_open qs_file_write qs_file_forget
+ * write.c     qs_allocate qs_error_text qs_file_open qs_file_write qs_file_forget
  * json.c      qs_json_begin qs_json_text qs_json_number qs_json_end
- * path.c      qs_open_file
  * message.c   qs_note_options
  * decision.c  qs_decision_start qs_decision_forked
  * counter.c   qs_counter_start qs_counter_forked qs_counter_lock qs_counter_unlock
@@ -24,9 +23,6 @@ struct qs_file {
 	ino_t inode;  /* identity      */
 };
 
-/* Writes everything, by one write() unless the file takes less: 0 or -errno. No SIGPIPE or SIGXFSZ
- * reaches the program. */
-int qs_write(int fd, const char *data, size_t size);
 /* posix_fallocate() of a new file under the same protection: 0 or -errno. */
 int qs_allocate(int fd, off_t size);
 /* qs_open_new() and the identity: 0 or -errno; a failure leaves file->fd = -1. */
@@ -36,9 +32,6 @@ int qs_file_open(struct qs_file *file, const char *path);
 int qs_file_write(const struct qs_file *file, const char *data, size_t size, bool whole);
 /* Closes the descriptor if it still is ours. */
 void qs_file_forget(struct qs_file *file);
-
-/* As qs_open_new() with open()'s access mode and O_EXCL or O_APPEND in `flags`. */
-int qs_open_file(const char *path, int flags);
 
 /* A line of JSON in a buffer. Values that do not fit are shortened or left out: the line is valid
  * whatever it is given. */

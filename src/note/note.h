@@ -5,12 +5,13 @@
  * mapped file that outlives SIGKILL. No file is opened before the first product.
  *
  * message.c   qs_message qs_message_once qs_level_name qs_note_start qs_note_forked
- * path.c      qs_path_expand qs_rank qs_local_rank qs_open_new
+ * path.c      qs_path_expand qs_rank qs_local_rank qs_open_new qs_open_file
+ * write.c     qs_write
  * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
  *             qs_counter_header
  * summary.c   qs_note_summary qs_note_steps qs_note_notice
- * json.c write.c   inside, see inside.h
+ * json.c and the rest of write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
 #define QS_NOTE_NOTE_H
@@ -60,6 +61,12 @@ int qs_local_rank(void);
  * may rename files in is refused. The fd is closed on exec and out of the way of low numbers that a
  * program may expect to get. Returns fd or -errno. */
 int qs_open_new(const char *path);
+/* As qs_open_new() with open()'s access mode and O_EXCL or O_APPEND in `flags`; to be read only,
+ * nothing is created. */
+int qs_open_file(const char *path, int flags);
+/* Writes everything, by one write() unless the file takes less: 0 or -errno. No SIGPIPE or SIGXFSZ
+ * reaches the program. */
+int qs_write(int fd, const char *data, size_t size);
 
 #define QS_COUNTER_MAGIC   "QSHIMCNT"
 #define QS_COUNTER_VERSION 1

@@ -167,11 +167,11 @@ static int check_directory(int dir)
 	return (status.st_mode & S_IWOTH) && !(status.st_mode & S_ISVTX) ? -EPERM : 0;
 }
 
-static int open_directory(const char *path)
+static int open_directory(const char *path, bool may_create)
 {
 	int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
 	int dir = open(path, flags);
-	if (dir < 0 && errno == ENOENT && !mkdir(path, 0700))
+	if (dir < 0 && errno == ENOENT && may_create && !mkdir(path, 0700))
 		dir = open(path, flags);
 	/* Another rank may have made it between the two. */
 	if (dir < 0 && errno == EEXIST)
@@ -207,10 +207,16 @@ static int move_up(int fd)
 	return error ? error : high;
 }
 
+static bool is_for_reading(int flags)
+{
+	return (flags & O_ACCMODE) == O_RDONLY;
+}
+
 /* O_NONBLOCK: opening a fifo would wait for its reader. */
 static int open_in(int dir, const char *name, int flags)
 {
-	int fd = openat(dir, name, flags | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,
+	int create = is_for_reading(flags) ? 0 : O_CREAT;
+	int fd = openat(dir, name, flags | create | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,
 	                0600);
 	if (fd < 0)
 		return -errno;
@@ -244,7 +250,7 @@ int qs_open_file(const char *path, int flags)
 	int saved = errno;
 	if (!split(path, directory, &name))
 		return -EINVAL;
-	int fd = open_directory(directory);
+	int fd = open_directory(directory, !is_for_reading(flags));
 	if (fd >= 0) {
 		int dir = fd;
 		fd = open_in(dir, name, flags);

@@ -165,6 +165,7 @@ static CUresult make(struct qs_operands *operands, const struct qs_context *cont
 		pair->bytes += made_bytes(operands, i, made);
 		atomic_fetch_add_explicit(&made_count, 1, memory_order_relaxed);
 	}
+	qs_quantise_share(&args, context->sms);
 	CUresult error = qs_operands_launch(context, stream, &args);
 	for (int i = 0; i < 2; i++)
 		if (args.operand[i].blocks[0])

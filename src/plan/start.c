@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "engine/known.h"
 #include "intercept/intercept.h"
 #include "operand/cache.h"
 #include "operand/operand.h"
@@ -53,6 +54,7 @@ static void in_child(void)
 	qs_label_forked();
 	qs_layer_forked();
 	qs_live_forked();
+	qs_known_forked();
 	qs_context_forked();
 	qs_kept_forked();
 	qs_track_forked();

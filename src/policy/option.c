@@ -53,7 +53,7 @@ static const struct qs_option options_table[] = {
         {"tune", "budget_ms", NULL, "2000", "ms of tuning in a process", NULL, 0, 1e9,
          FIELD(budget_ms), QS_OPTION_REAL},
         {"tune", "file", NULL, "~/.cache/qshim/tuned.%h.ini",
-         "where measurements are kept; empty = nowhere; nothing is kept yet", NULL, 0, 0,
+         "where measurements are kept for later runs; empty = nowhere", NULL, 0, 0,
          FIELD(tuned_file), QS_OPTION_TEXT},
         {"engine", "cublaslt", NULL, "tested",
          "tested; any: also versions of cuBLASLt newer than tested", cublaslt_words, 0, 0,

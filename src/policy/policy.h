@@ -14,6 +14,7 @@
  *                qs_policy_uses_steps qs_policy_next_step
  * watch.c        qs_policy_is_watched qs_policy_look
  * show.c         qs_policy_show
+ * tuned.h        the file of what was measured
  * preset.c       qs_preset_text qs_preset_name (the texts: preset_text.S)
  * nearest.c      qs_nearest
  * ini.c rule.c value.c regex.c   inside, see rule.h

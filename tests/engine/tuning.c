@@ -145,7 +145,7 @@ const struct times second_slower = {.product = 1000, .fp8 = 1000, .second = 1300
 
 const char *const *with(const char *policy, struct times times, const char *more)
 {
-	static char text[5][160];
+	static char text[5][256];
 	static const char *env[7];
 	snprintf(text[0], sizeof text[0], "QSHIM_SET=%s", policy);
 	snprintf(text[1], sizeof text[1], "SOFTCUDA_PRODUCT_US=%ld", times.product);

@@ -11,7 +11,7 @@
 #include "product.h"
 
 /* Without kept operands, which have events and memory of their own. */
-#define ENOUGH   "tune.budget_ms=60000;cache.validity=adjacent;"
+#define ENOUGH   "tune.budget_ms=60000;tune.file=;cache.validity=adjacent;"
 #define BF16     ENOUGH "default.action=bf16"
 #define FP8      ENOUGH "default.action=fp8"
 #define AUTO     ENOUGH "default.action=auto"

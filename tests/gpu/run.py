@@ -48,6 +48,8 @@ def environment(policy, folder):
         first = os.environ.get("QS_TEST_PRELOAD_FIRST", "")
         env |= {"LD_PRELOAD": f"{first} {LIBRARY}".strip(), "QSHIM_OUT": folder,
                 "QSHIM_QUIET": "1", **policy}
+        # Nothing that an earlier run measured, and nothing for a later one.
+        env["QSHIM_SET"] = f"{policy.get('QSHIM_SET', '')};tune.file="
     return env
 
 

@@ -831,6 +831,41 @@ START_TEST(a_history_makes_the_repair_small)
 }
 END_TEST
 
+/* A device of 132 multiprocessors runs 528 blocks at once. */
+START_TEST(two_operands_share_the_blocks_that_run_at_once)
+{
+	struct qs_quantise_args args = {{{.straight = 16, .inner = 4096, .outer = 4096},
+	                                 {.turned = 16, .inner = 4096, .outer = 3 * 4096}}};
+	for (int i = 0; i < 2; i++)
+		qs_quantise_plan(&args.operand[i], 132);
+	ck_assert_uint_eq(args.operand[0].blocks[0], 528);
+	struct qs_quantise_args alone = args;
+	alone.operand[1].blocks[0] = 0;
+	qs_quantise_share(&args, 132);
+	ck_assert_uint_eq(args.operand[0].blocks[0], 132);
+	ck_assert_uint_eq(args.operand[1].blocks[0], 396);
+	qs_quantise_share(&alone, 132);
+	ck_assert_uint_eq(alone.operand[0].blocks[0], 528);
+}
+END_TEST
+
+START_TEST(a_small_operand_beside_a_large_one_keeps_a_block)
+{
+	struct qs_quantise_args args = {{{.straight = 16, .inner = 64, .outer = 1},
+	                                 {.straight = 16, .inner = 1 << 20, .outer = 1 << 20}}};
+	for (int i = 0; i < 2; i++)
+		qs_quantise_plan(&args.operand[i], 132);
+	qs_quantise_share(&args, 132);
+	ck_assert_uint_eq(args.operand[0].blocks[0], 1);
+	ck_assert_uint_eq(args.operand[1].blocks[0], 527);
+	args.operand[0].blocks[0] = 5;
+	args.operand[1].blocks[0] = 6;
+	qs_quantise_share(&args, 132);
+	ck_assert_uint_eq(args.operand[0].blocks[0], 5);
+	ck_assert_uint_eq(args.operand[1].blocks[0], 6);
+}
+END_TEST
+
 START_TEST(a_row_gets_the_threads_that_hold_it)
 {
 	const int64_t inner[] = {1, 2048, 2049, 4096, 16384, 16385, 32768, (int64_t)1 << 40};
@@ -928,6 +963,8 @@ static TCase *geometry(void)
 	tcase_add_test(tests, small_operands_get_a_block_and_large_ones_the_whole_device);
 	tcase_add_test(tests, blocks_grow_with_the_work_until_then);
 	tcase_add_test(tests, a_history_makes_the_repair_small);
+	tcase_add_test(tests, two_operands_share_the_blocks_that_run_at_once);
+	tcase_add_test(tests, a_small_operand_beside_a_large_one_keeps_a_block);
 	tcase_add_test(tests, a_row_gets_the_threads_that_hold_it);
 	tcase_add_test(tests, k_is_padded_to_the_next_multiple_of_16);
 	tcase_set_timeout(tests, 60);

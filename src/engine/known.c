@@ -1,0 +1,151 @@
+/* Keeps measurements in the tuned file and decides by them; see known.h.
+ *
+ * An algorithm is known by a hash of its description, which cuBLASLt says may be stored and used
+ * again with the same version; its place among the candidates is the heuristic's affair. Times are
+ * rounded to the nanoseconds that the file has before anything is decided by them.
+ */
+#include "engine/known.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "plan/plan.h"
+#include "version.h"
+
+static struct qs_tuned *file; /* NULL = not opened yet */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+/* NULL if measurements are not to be kept, or memory is out. */
+static struct qs_tuned *tuned_file(void)
+{
+	const struct qs_options *options = qs_process()->options;
+	if (!*options->tuned_file)
+		return NULL;
+	pthread_mutex_lock(&opening);
+	if (!file)
+		file = qs_tuned_open(options->tuned_file);
+	struct qs_tuned *opened = file;
+	pthread_mutex_unlock(&opening);
+	return opened;
+}
+
+/* Locks may be held by threads that the child does not have. */
+void qs_known_forked(void)
+{
+	pthread_mutex_init(&opening, NULL);
+	file = NULL;
+}
+
+static void describe_place(struct qs_validators *valid, const struct qs_gemm *g,
+                           const struct qs_context *context)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	int driver = 0;
+	if (!cu->cuDeviceGetName ||
+	    cu->cuDeviceGetName(valid->gpu, sizeof valid->gpu, context->device))
+		snprintf(valid->gpu, sizeof valid->gpu, "unknown");
+	if (cu->cuDriverGetVersion)
+		cu->cuDriverGetVersion(&driver);
+	snprintf(valid->driver, sizeof valid->driver, "%d", driver);
+	snprintf(valid->cublaslt, sizeof valid->cublaslt, "%zu", (size_t)g->library->version);
+	snprintf(valid->qshim, sizeof valid->qshim, "%s", QS_VERSION);
+	qs_tuned_numerics(qs_process()->options, valid->numerics);
+}
+
+static void ask(struct qs_tuned_row *row, const struct qs_gemm *g, const struct qs_context *context,
+                enum qs_action action, const struct qs_choice *choice)
+{
+	*row = (struct qs_tuned_row){.measured = action, .sqnr = -1};
+	qs_key_text(&g->key, row->key, sizeof row->key);
+	if (action == QS_ACTION_FP8) {
+		row->scaling = choice->scaling;
+		row->format = choice->format;
+	}
+	describe_place(&row->valid, g, context);
+}
+
+static void algorithm_text(const struct qs_lt *lt, int candidate, char text[17])
+{
+	const cublasLtMatmulAlgo_t *algo = &lt->candidate[candidate].algo;
+	snprintf(text, 17, "%016llx", (unsigned long long)XXH3_64bits(algo, sizeof *algo));
+}
+
+/* False if cuBLASLt does not offer the algorithm of the row. */
+static bool use_algorithm(struct qs_lt *lt, const struct qs_tuned_row *row)
+{
+	char text[17];
+	for (int i = 0; i < lt->count; i++) {
+		algorithm_text(lt, i, text);
+		if (strcmp(text, row->algorithm) != 0)
+			continue;
+		atomic_store(&lt->best, i);
+		return true;
+	}
+	return false;
+}
+
+bool qs_known_find(struct qs_lt *lt, const struct qs_gemm *g, const struct qs_context *context,
+                   enum qs_action action, const struct qs_choice *choice, struct qs_tuned_row *row)
+{
+	struct qs_tuned *tuned = tuned_file();
+	ask(row, g, context, action, choice);
+	struct qs_tuned_row found = *row;
+	if (!tuned || !qs_tuned_find(tuned, &found))
+		return false;
+	/* A pin may be all that its row says. */
+	const bool whole = found.ours_us > 0 && found.native_us > 0;
+	const bool usable = (whole || found.pinned) && use_algorithm(lt, &found);
+	if (!usable && !found.pinned)
+		return false;
+	*row = found;
+	return true;
+}
+
+/* Milliseconds to whole nanoseconds, in microseconds. */
+static double rounded_us(float ms)
+{
+	return (double)(int64_t)(1e6 * (double)ms + 0.5) / 1e3;
+}
+
+static bool is_fast(const struct qs_tuned_row *row)
+{
+	const double min_gain = qs_process()->options->min_gain;
+	return row->ours_us > 0 && row->native_us > 0 &&
+	       row->native_us >= row->ours_us * (1 + min_gain);
+}
+
+void qs_known_add(const struct qs_lt *lt, const struct qs_timing *timing, struct qs_tuned_row *row)
+{
+	struct qs_tuned *tuned = tuned_file();
+	const float preparation = timing->rival[1];
+	algorithm_text(lt, atomic_load(&lt->best), row->algorithm);
+	row->ours_us = rounded_us(timing->best + (preparation > 0 ? preparation : 0));
+	row->convert_us = preparation < 0 ? -1 : rounded_us(preparation);
+	row->native_us = rounded_us(timing->rival[0]);
+	row->action = is_fast(row) ? row->measured : QS_ACTION_NATIVE;
+	if (tuned)
+		qs_tuned_add(tuned, row);
+}
+
+static void tell(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)
+{
+	const char *name = qs_action_name(row->measured);
+	const double convert_us = row->convert_us;
+	if (row->pinned && must_win)
+		qs_failed(failure, QS_REASON_TUNED, "pinned in the tuned file");
+	else if (row->ours_us > 0 && convert_us < 0)
+		qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f us, native %.1f us", name,
+		          row->ours_us, row->native_us);
+	else if (row->ours_us > 0)
+		qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f + %.1f us, native %.1f us", name,
+		          row->ours_us - convert_us, convert_us, row->native_us);
+}
+
+bool qs_known_wins(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)
+{
+	tell(row, must_win, failure);
+	if (row->pinned)
+		return row->action != QS_ACTION_NATIVE || !must_win;
+	return is_fast(row) || !must_win;
+}
