@@ -48,8 +48,11 @@ static uint64_t identity_of(const struct qs_gemm *g)
 	const uint64_t address = (uint64_t)(uintptr_t)g->a;
 	if (!address || address % 16 || address >> 48)
 		return 0;
-	uint64_t shape = mix(rows + mix(cols + mix((uint64_t)key->lda)));
-	shape &= (UINT64_C(1) << SHAPE_BITS) - 1;
+	/* Odd multipliers that share no pattern: their products do not wait for each other. */
+	const uint64_t mixed = rows * UINT64_C(0x9e3779b97f4a7c15) +
+	                       cols * UINT64_C(0xc2b2ae3d27d4eb4f) +
+	                       (uint64_t)key->lda * UINT64_C(0x165667b19e3779f9);
+	const uint64_t shape = mixed >> (64 - SHAPE_BITS);
 	return address >> 4 << (SHAPE_BITS + READ_BITS) | shape << READ_BITS;
 }
 
