@@ -7,7 +7,8 @@
  * gemm.c    qs_gemm_key qs_key_hash qs_gemm_flops
  * text.c    qs_key_text qs_action_name qs_role_name qs_entry_name
  * reason.c  qs_reason_code qs_reason_text qs_reason_cure
- * role.c    qs_role_of qs_thread_is_autograd qs_linear_of
+ * role.c    qs_role_of qs_role_is_open qs_thread_is_autograd qs_linear_of
+ * evidence.c qs_role_by_evidence qs_roles_forked
  */
 #ifndef QS_GEMM_GEMM_H
 #define QS_GEMM_GEMM_H
@@ -148,6 +149,12 @@ const char *qs_entry_name(enum qs_entry entry);
 /* The role the evidence of one call supports; QS_ROLE_UNKNOWN when unsure. `autograd` says the
  * calling thread is one of PyTorch's backward threads. */
 enum qs_role qs_role_of(const struct qs_key *key, bool autograd);
+/* True for a product that either direction of a layer may make: NN or TN, plain. */
+bool qs_role_is_open(const struct qs_key *key);
+/* The same with what earlier calls did with operand A, and remembers this call. No lock. */
+enum qs_role qs_role_by_evidence(const struct qs_gemm *g, bool autograd);
+/* In a forked child: forget the parent's addresses. */
+void qs_roles_forked(void);
 /* True if the calling thread is named pt_autograd_*; asked once per thread. */
 bool qs_thread_is_autograd(void);
 

@@ -3,7 +3,7 @@
  * PyTorch computes Y = X W' as TN, dX = dY W as NN and dW = dY' X as NT, the last two on threads
  * named pt_autograd_*. The thread matters: a plain x @ w, GPT-2's Conv1D and JAX are NN going
  * forward. Assumed: a TN product outside those threads is a forward one (JAX's dX is TN too and is
- * taken for one; the product served is the same). Left out: evidence gathered over several calls.
+ * taken for one; the product served is the same). What several calls show: evidence.c.
  */
 #define _GNU_SOURCE
 #include <cublasLt.h>
@@ -42,6 +42,12 @@ enum qs_role qs_role_of(const struct qs_key *key, bool autograd)
 	if (autograd)
 		return backward_role(ta, tb);
 	return ta && !tb && !gradient ? QS_ROLE_FWD : QS_ROLE_UNKNOWN;
+}
+
+bool qs_role_is_open(const struct qs_key *key)
+{
+	return is_plain(key) && key->ta <= CUBLAS_OP_T && key->tb == CUBLAS_OP_N &&
+	       !(key->epilogue & GRADIENT_BITS);
 }
 
 /* PyTorch names its backward threads before they do anything else. */

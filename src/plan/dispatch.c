@@ -205,7 +205,7 @@ bool qs_dispatch(struct qs_gemm *g)
 		return false;
 	qs_gemm_key(g);
 	bool autograd = qs_thread_is_autograd();
-	g->key.role = (uint8_t)qs_role_of(&g->key, autograd);
+	g->key.role = (uint8_t)qs_role_by_evidence(g, autograd);
 	if (qs_labels_used())
 		g->key.layer = qs_layer_of(g, autograd);
 	qs_live_call(&g->key);

@@ -53,6 +53,7 @@ static void in_child(void)
 	qs_plan_table_forked();
 	qs_label_forked();
 	qs_layer_forked();
+	qs_roles_forked();
 	qs_live_forked();
 	qs_known_forked();
 	qs_context_forked();
