@@ -13,10 +13,11 @@
  * a block works on fewer than four rows of tiles, groups share a row and take turns along k. The
  * blocks of a cluster share rows and split k. All partial sums are added in one fixed order.
  *
- * On Hopper four more warps feed a pipeline in shared memory: one makes bulk copies of tiles, two
- * copy X into the swizzled form that wgmma reads, and one compares the sampled rows of W. Measured,
- * the steps of this pipeline take longer than the memory: 25 us for the product above with 8
- * tokens. Elsewhere the groups load from memory themselves and use mma.sync: right, not tuned.
+ * On Hopper each thread copies its own part of the tiles some steps ahead, and reads it back from a
+ * place that no other thread uses. Four more warps help: two copy X into the swizzled form that
+ * wgmma reads, two compare the sampled rows of W. Issuing instructions and the start and end of the
+ * kernel take longer than the memory. Elsewhere the groups load from memory themselves and use
+ * mma.sync: right, not tuned.
  */
 #include <stddef.h>
 
