@@ -1504,7 +1504,7 @@ static __device__ __forceinline__ void let_next_begin(void)
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* ---- tiles ---------------------------------------------------------------------------------- */
+/* ---- tiles on their way --------------------------------------------------------------------- */
 
 /* The steps in which a group has a tile. */
 static __device__ __forceinline__ uint32_t steps_of(const struct job &job)
@@ -1586,18 +1586,18 @@ struct decoded {
 /* Takes a tile's part out of its slot, into which the next is copied. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void take_part(struct stream *stream, struct table table,
-                                                 uint32_t table_at, struct decoded *decoded)
+                                                 uint32_t table_address, struct decoded *decoded)
 {
 	copies_wait<slots_ahead<TOKENS, NF4> - 1>();
 	const uint4 codes = load_16(stream->slot);
 	if constexpr (NF4) {
-		decoded->absmax = load_4(absmax_slot<TOKENS>(stream->slot, table_at));
+		decoded->absmax = load_4(absmax_slot<TOKENS>(stream->slot, table_address));
 		decode_nf4(codes, table, &decoded->fragment);
 	} else {
 		decode_fp8(codes, &decoded->fragment.a[0]);
 		decode_fp8(load_16(stream->slot + slot_bytes<NF4> / 2), &decoded->fragment.a[8]);
 	}
-	copy_part<TOKENS, NF4>(stream, table_at);
+	copy_part<TOKENS, NF4>(stream, table_address);
 }
 
 /* ---- pipeline ------------------------------------------------------------------------------- */
@@ -1941,7 +1941,7 @@ template <int TOKENS> struct spans {
  * last one that is for nothing, but takes no branch. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void multiply_ahead(struct spans<TOKENS> *total,
-                                                      struct table table, uint32_t table_at,
+                                                      struct table table, uint32_t table_address,
                                                       const struct decoded &decoded, uint32_t x,
                                                       struct stream *stream, struct decoded *then)
 {
@@ -1951,7 +1951,7 @@ static __device__ __forceinline__ void multiply_ahead(struct spans<TOKENS> *tota
 	for (int s = 0; s < count; s++)
 		multiply_begin(NF4 ? &sum : &total->of[s], decoded.fragment, x + s * tokens * 8,
 		               !NF4);
-	take_part<TOKENS, NF4>(stream, table, table_at, then);
+	take_part<TOKENS, NF4>(stream, table, table_address, then);
 #pragma unroll
 	for (int s = 0; s < count; s++)
 		multiply_end(NF4 ? &sum : &total->of[s]);
@@ -1963,18 +1963,18 @@ static __device__ __forceinline__ void multiply_ahead(struct spans<TOKENS> *tota
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
 multiply_tiles(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_at,
+               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_address,
                struct stream *stream, struct reader *reader, uint32_t mine)
 {
 	struct decoded decoded[2];
-	take_part<TOKENS, NF4>(stream, table, table_at, &decoded[0]);
+	take_part<TOKENS, NF4>(stream, table, table_address, &decoded[0]);
 	for (uint32_t i = 0; i < mine; i += 2) {
 #pragma unroll
 		for (uint32_t j = 0; j < 2; j++) {
 			if (i + j >= mine)
 				break;
-			multiply_ahead<TOKENS, NF4>(total, table, table_at, decoded[j], reader->x,
-			                            stream, &decoded[j ^ 1]);
+			multiply_ahead<TOKENS, NF4>(total, table, table_address, decoded[j],
+			                            reader->x, stream, &decoded[j ^ 1]);
 			read_on(reader, job, pipe, i + j + 1 < mine);
 		}
 	}
@@ -1984,13 +1984,13 @@ multiply_tiles(struct spans<TOKENS> *total, const struct job &job,
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
 multiply_spans(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_at,
+               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_address,
                struct stream *stream, struct reader *reader, uint32_t mine)
 {
 	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
 	for (uint32_t i = 0; i < mine; i++) {
 		struct decoded decoded;
-		take_part<TOKENS, NF4>(stream, table, table_at, &decoded);
+		take_part<TOKENS, NF4>(stream, table, table_address, &decoded);
 #pragma unroll
 		for (int s = 0; s < count; s++) {
 			struct sums<tokens> sum;
@@ -2002,22 +2002,22 @@ multiply_spans(struct spans<TOKENS> *total, const struct job &job,
 	}
 }
 
-#ifndef BOTH_MAX
-#define BOTH_MAX 32
-#endif
+/* Most tokens for which there are registers for two decoded NF4 tiles. */
+#define TWO_TILES_TOKENS 32
+
 /* A group: its tile of every step. The last step may have none for it, or none at all. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
 multiply_packed(struct spans<TOKENS> *total, const struct job &job,
                 const struct pipeline<TOKENS> &pipe, struct stream *stream)
 {
-	constexpr bool both = !NF4 || TOKENS <= BOTH_MAX;
+	constexpr bool two = !NF4 || TOKENS <= TWO_TILES_TOKENS;
 	const uint32_t mine = steps_of(job), table_address = shared_address(pipe.table());
 	const struct table table = table_at(table_address);
 	struct reader reader = {};
 	if (mine)
 		read_batch(&reader, job, pipe);
-	if constexpr (both)
+	if constexpr (two)
 		multiply_tiles<TOKENS, NF4>(total, job, pipe, table, table_address, stream, &reader,
 		                            mine);
 	else
