@@ -126,8 +126,9 @@ struct qs_hash_args {
  *                record, and to descriptor[valid] 1, or 0 if QS_HASH_FINITE is given and not all is
  *                finite. Where the hash differed, counts a change (QS_HASH_MAKE: sets all counts
  *                of the record to 0, and the outcome's escapes). Where it did not and
- * descriptor[failed] was set, the copy is good after all: sets failed to 0 and valid as above.
- * Writes the outcome, and unless QS_HASH_GRAPH is given its differs and, at the end, its sequence.
+ *                descriptor[failed] was set, the copy is good after all: sets failed to 0 and valid
+ *                as above. Writes the outcome, and unless QS_HASH_GRAPH is given its differs and,
+ *                at the end, its sequence.
  *
  * Two checks of one copy that are not ordered may run at once if both find the same contents: the
  * record says that a copy is good only after it is.

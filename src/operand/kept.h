@@ -2,9 +2,10 @@
  *
  * cache.c      see cache.h
  * admission.c  qs_admission_consider qs_admission_done qs_admission_hopeless qs_admission_gone
- * check.c      qs_check_submit qs_check_sample qs_check_hash qs_check_done qs_work_take
- * qs_work_give memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_freeing
- * qs_cache_drop qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
+ * check.c      qs_check_submit qs_check_sample qs_check_hash qs_check_done
+ *              qs_work_take qs_work_give
+ * memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_freeing qs_cache_drop
+ *              qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
  *
  * Locks: a cache's is held for look-ups and changes of what it lists, never over a call of the
  * driver. A copy's is held while a check of it is submitted, so that what its fields say and what

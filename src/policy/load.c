@@ -95,8 +95,7 @@ static bool file_refused(const char *path, const char *why)
 	return false;
 }
 
-/* Reads what the file holds, `size` bytes at most; returns the number or -1 with errno. */
-static ssize_t read_all(int fd, char *text, size_t size)
+ssize_t qs_read_all(int fd, char *text, size_t size)
 {
 	size_t used = 0;
 	while (used < size) {
@@ -138,7 +137,7 @@ static bool load_open_file(struct qs_policy *policy, int fd)
 	char *text = malloc(size);
 	if (!text)
 		return file_refused(policy->name, "out of memory");
-	ssize_t length = read_all(fd, text, size);
+	ssize_t length = qs_read_all(fd, text, size);
 	bool good;
 	if (length < 0)
 		good = file_refused(policy->name, strerror(errno));

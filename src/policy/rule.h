@@ -200,6 +200,9 @@ struct qs_policy {
 	struct qs_policy *earlier;  /* that it took the place of, which others may be reading  */
 };
 
+/* load.c: reads on to the end of the file, `size` bytes at most; returns the number or -1 with
+ * errno. */
+ssize_t qs_read_all(int fd, char *text, size_t size);
 /* load.c: the policy that the file of `old` makes now, with the environment that `old` had. NULL if
  * the text is the one last read (then old->source.same), if it is unusable, with one message, or if
  * memory is out. */

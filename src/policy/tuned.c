@@ -362,23 +362,6 @@ static bool check(struct qs_tuned *tuned, int fd, struct stat *status)
 	return status->st_size < QS_TUNED_MAX || fail(tuned, "4 MiB and more; delete it");
 }
 
-/* `size` bytes from an offset on, fewer at the end of the file; -1 with errno. */
-static ssize_t read_at(int fd, char *text, size_t size, off_t from)
-{
-	size_t used = 0;
-	while (used < size) {
-		ssize_t got = pread(fd, text + used, size - used, from + (off_t)used);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return -1;
-		if (!got)
-			break;
-		used += (size_t)got;
-	}
-	return (ssize_t)used;
-}
-
 /* Not for ever: whoever has the lock may have been stopped. */
 static bool lock_file(int fd, int how, int patience_ms)
 {
@@ -404,7 +387,7 @@ static bool read_open_file(struct qs_tuned *tuned, int fd)
 	char *text = malloc((size_t)status.st_size + 1);
 	if (!text)
 		return fail(tuned, "out of memory");
-	ssize_t length = read_at(fd, text, (size_t)status.st_size, 0);
+	ssize_t length = qs_read_all(fd, text, (size_t)status.st_size);
 	if (length > 0)
 		read_text(tuned, text, (size_t)length);
 	free(text);
@@ -487,7 +470,8 @@ static bool repair(struct qs_tuned *tuned, int fd, off_t *size)
 {
 	char tail[TAIL];
 	const off_t from = *size > TAIL ? *size - TAIL : 0;
-	const ssize_t length = read_at(fd, tail, sizeof tail, from);
+	const ssize_t length =
+	        lseek(fd, from, SEEK_SET) < 0 ? -1 : qs_read_all(fd, tail, sizeof tail);
 	if (length < 0)
 		return false;
 	const size_t good = whole(tail, (size_t)length);
