@@ -26,7 +26,8 @@
 #define CONFIRMED       UINT64_C(4) /* a weight that forward products read as it lies     */
 #define READS           (READ_PLAIN | READ_TRANSPOSED)
 
-/* Address / 16 in 44 bits, 17 bits of its shape, 3 bits of the above; 0 = empty. */
+/* An entry is an identity, address / 16 in 44 bits and 17 of its shape, with 3 bits of the above; 0
+ * = empty. */
 #define READ_BITS  3
 #define SHAPE_BITS 17
 #define READ_MASK  ((UINT64_C(1) << READ_BITS) - 1)
@@ -38,8 +39,7 @@ static uint64_t mix(uint64_t value)
 	return value * UINT64_C(0x9e3779b97f4a7c15) >> 32;
 }
 
-/* Operand A as it lies in memory, without how it was read; 0 = not to be remembered. */
-static uint64_t identity_of(const struct qs_gemm *g)
+uint64_t qs_weight_identity(const struct qs_gemm *g)
 {
 	const struct qs_key *key = &g->key;
 	const bool transposed = key->ta == CUBLAS_OP_T;
@@ -120,7 +120,7 @@ enum qs_role qs_role_by_evidence(const struct qs_gemm *g, bool autograd)
 {
 	const struct qs_key *key = &g->key;
 	const enum qs_role alone = qs_role_of(key, autograd);
-	const uint64_t identity = qs_role_is_open(key) ? identity_of(g) : 0;
+	const uint64_t identity = qs_role_is_open(key) ? qs_weight_identity(g) : 0;
 	if (!identity)
 		return alone;
 	const bool transposed = key->ta == CUBLAS_OP_T;
@@ -132,8 +132,10 @@ enum qs_role qs_role_by_evidence(const struct qs_gemm *g, bool autograd)
 		role = transposed ? role_of_transposed(known, autograd, alone)
 		                  : role_of_plain(known, autograd, alone);
 	const uint64_t added = evidence_of(transposed, autograd, told, role);
-	if (added & ~known)
+	if (added & ~known) {
 		remember(identity, added);
+		qs_ordinal_give(identity);
+	}
 	return role;
 }
 

@@ -8,7 +8,8 @@
  * text.c    qs_key_text qs_action_name qs_role_name qs_entry_name
  * reason.c  qs_reason_code qs_reason_text qs_reason_cure
  * role.c    qs_role_of qs_role_is_open qs_thread_is_autograd qs_linear_of
- * evidence.c qs_role_by_evidence qs_roles_forked
+ * evidence.c qs_role_by_evidence qs_weight_identity qs_roles_forked
+ * ordinal.c qs_ordinal_give qs_ordinal_of qs_ordinals_full qs_ordinals_forked
  */
 #ifndef QS_GEMM_GEMM_H
 #define QS_GEMM_GEMM_H
@@ -96,7 +97,9 @@ struct qs_key {
 	int32_t compute;            /* cublasComputeType_t                               */
 	int32_t scale_type;         /* cudaDataType_t of alpha and beta                  */
 	int32_t epilogue;           /* cublasLtEpilogue_t, 1 = none                      */
-	int32_t library;            /* index of the copy of cuBLAS                       */
+	uint16_t library;           /* index of the copy of cuBLAS                       */
+	uint16_t weight;            /* 1 + ordinal of the weight if a rule singles it out
+	                               (plan/weight.c), 0 = all others                   */
 	uint8_t atype, btype;       /* cudaDataType_t of A and B                         */
 	uint8_t ctype, dtype;       /* cudaDataType_t of C and D                         */
 	uint8_t bias_type;          /* cudaDataType_t of the bias, QS_TYPE_NONE = none   */
@@ -132,8 +135,8 @@ void qs_gemm_key(struct qs_gemm *g);
 /* 64-bit hash of a key. */
 uint64_t qs_key_hash(const struct qs_key *key);
 /* Writes "TN m=14336 n=4096 k=4096 bf16" plus whatever is unusual; always terminates, returns the
- * length written. Keys with the same text differ in context, library or layer at most: a text that
- * does not fit ends in "~" and a hash. */
+ * length written. Keys with the same text differ in context, library, layer or weight at most: a
+ * text that does not fit ends in "~" and a hash. */
 size_t qs_key_text(const struct qs_key *key, char *text, size_t size);
 /* 2 m n k times the number of products. */
 double qs_gemm_flops(const struct qs_key *key);
@@ -153,8 +156,23 @@ enum qs_role qs_role_of(const struct qs_key *key, bool autograd);
 bool qs_role_is_open(const struct qs_key *key);
 /* The same with what earlier calls did with operand A, and remembers this call. No lock. */
 enum qs_role qs_role_by_evidence(const struct qs_gemm *g, bool autograd);
+/* Operand A as it lies in memory: a word for its address, shape and leading dimension, the low 3
+ * bits zero. 0 = not aligned to 16 bytes, or NULL. */
+uint64_t qs_weight_identity(const struct qs_gemm *g);
 /* In a forked child: forget the parent's addresses. */
 void qs_roles_forked(void);
+
+#define QS_ORDINALS_MAX 16384 /* weights with a number, as many as evidence.c remembers */
+
+/* Gives the next number to a matrix that has none, while there are any. */
+void qs_ordinal_give(uint64_t identity);
+/* Number of the weight of a product whose key has its role, from 0 in the order of their first use;
+ * -1 = not known. Remembers what the product shares with the others of its layer. No lock. */
+int32_t qs_ordinal_of(const struct qs_gemm *g);
+/* True once all numbers are given. */
+bool qs_ordinals_full(void);
+/* In a forked child: forget the parent's addresses, and make the lock usable. */
+void qs_ordinals_forked(void);
 /* True if the calling thread is named pt_autograd_*; asked once per thread. */
 bool qs_thread_is_autograd(void);
 

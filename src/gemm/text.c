@@ -1,8 +1,8 @@
 /* A key as a person reads it: "TN m=14336 n=4096 k=4096 bf16", then only what is unusual.
  *
  * Every field has one usual value, possibly derived from fields already printed, and is printed if
- * it has another: so two keys with the same text differ in context, library or layer at most. A
- * text that does not fit ends in "~" and part of the key's hash, which keeps that true.
+ * it has another: so two keys with the same text differ in context, library, layer or weight at
+ * most. A text that does not fit ends in "~" and part of the key's hash, which keeps that true.
  */
 #include <cublasLt.h>
 #include <stdarg.h>
@@ -225,6 +225,7 @@ static size_t fit(const struct text *text, const struct qs_key *key, char *out, 
 	told.context = 0;
 	told.library = 0;
 	told.layer = 0;
+	told.weight = 0;
 	size_t tail_length = (size_t)snprintf(tail, sizeof tail, "~%016llx",
 	                                      (unsigned long long)qs_key_hash(&told));
 	if (tail_length > size - 1)

@@ -78,7 +78,7 @@ static void describe(struct qs_gemm *g, const struct qs_library *library, enum q
 	g->b = call->b;
 	g->c = g->d = call->c;
 	key->entry = (uint8_t)entry;
-	key->library = library->index;
+	key->library = (uint16_t)library->index;
 	key->ta = narrow((int)call->ta);
 	key->tb = narrow((int)call->tb);
 	key->m = call->m;

@@ -183,7 +183,7 @@ bool try_cublasLtMatmul(const struct qs_library *library, cublasLtHandle_t handl
 	        .call = &call,
 	};
 	g.key.entry = QS_ENTRY_LT_MATMUL;
-	g.key.library = library->index;
+	g.key.library = (uint16_t)library->index;
 	describe(&g, desc, la, lb, lc, ld);
 	return qs_dispatch(&g);
 }

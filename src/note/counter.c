@@ -180,6 +180,7 @@ struct qs_counter *qs_counter_new(const char *key_text, const struct qs_key *key
 	counter->reason = (uint8_t)reason;
 	counter->role = key->role;
 	counter->entry = key->entry;
+	counter->weight = key->weight;
 	counter->flops = qs_gemm_flops(key);
 	__atomic_store_n(&counter->used, 1, __ATOMIC_RELEASE);
 	return counter;

@@ -106,13 +106,16 @@ static size_t make_line(const struct qs_decision *d, const char *key)
 	return qs_json_end(&json);
 }
 
-/* "KEY [LAYER] -> fp8 (rule mlp)", "KEY -> native (small, rule default: what happened)". */
+/* "KEY [LAYER] w17 -> fp8 (rule mlp)", "KEY -> native (small, rule default: what happened)". */
 static void tell(const struct qs_decision *d, const char *key)
 {
 	bool by_rule = d->reason == QS_REASON_RULE;
 	const char *detail = d->detail ? d->detail : by_rule ? NULL : qs_reason_text(d->reason);
-	qs_message(QS_LOG_DISPATCH, "%s%s%s%s -> %s (%s%s%s%s%s)", key, d->layer ? " [" : "",
-	           d->layer ? d->layer : "", d->layer ? "]" : "", qs_action_name(d->action),
+	char weight[16] = "";
+	if (d->weight >= 0)
+		snprintf(weight, sizeof weight, " w%d", (int)d->weight);
+	qs_message(QS_LOG_DISPATCH, "%s%s%s%s%s -> %s (%s%s%s%s%s)", key, d->layer ? " [" : "",
+	           d->layer ? d->layer : "", d->layer ? "]" : "", weight, qs_action_name(d->action),
 	           qs_reason_code(d->reason),
 	           !d->rule  ? ""
 	           : by_rule ? " "

@@ -106,7 +106,8 @@ struct qs_counter {
 	_Atomic uint64_t replaced; /* calls that our engine served                            */
 	_Atomic uint64_t bytes;    /* bytes of quantised operands written by us               */
 	_Atomic uint64_t late;     /* calls passed although planned otherwise                 */
-	uint64_t spare[3];         /* zero                                                    */
+	uint64_t weight;           /* 1 + ordinal of the weight, 0 = several or unknown       */
+	uint64_t spare[2];         /* zero                                                    */
 };
 
 /* Reserves the slot of a new key; never NULL: when the table is full all further keys share the
@@ -131,7 +132,7 @@ const struct qs_counter_header *qs_counter_header(void);
 struct qs_decision {
 	const struct qs_key *key;
 	const char *layer;     /* or NULL                                                    */
-	int32_t weight;        /* ordinal of the weight, -1 = unknown                        */
+	int32_t weight;        /* ordinal of the weight, -1 = several or unknown             */
 	const char *rule;      /* name of the rule, "default", or NULL if none was consulted */
 	enum qs_action action; /* what is done                                               */
 	enum qs_reason reason; /* why                                                        */

@@ -112,16 +112,18 @@ static double percent(double part, double whole)
 static void put_row(const struct row *row, double flops)
 {
 	const struct qs_counter *counter = row->counter;
-	char why[40];
+	char why[40], weight[32] = "";
+	if (counter->weight)
+		snprintf(weight, sizeof weight, "  w%llu", (unsigned long long)counter->weight - 1);
 	if (counter->reason == QS_REASON_RULE && *counter->rule)
 		snprintf(why, sizeof why, "rule %.31s", counter->rule);
 	else
 		snprintf(why, sizeof why, "%s", qs_reason_code(counter->reason));
-	put("qshim: %6.1f %11llu %11llu %8llu %10.1f  %-6s  %-18s  %.111s%s%.39s\n",
+	put("qshim: %6.1f %11llu %11llu %8llu %10.1f  %-6s  %-18s  %.111s%s%.39s%s\n",
 	    percent(row->flops, flops), (unsigned long long)row->calls,
 	    (unsigned long long)row->replaced, (unsigned long long)row->late,
 	    (double)row->bytes / MIB, qs_action_name(counter->action), why, counter->key,
-	    *counter->layer ? "  " : "", counter->layer);
+	    *counter->layer ? "  " : "", counter->layer, weight);
 }
 
 static void put_sum(const struct row *sum)

@@ -69,7 +69,8 @@ void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again)
 	struct qs_subject subject = {
 	        .key = &plan->key,
 	        .layer = qs_label_name(plan->key.layer),
-	        .weight = -1,
+	        .weight = plan->key.weight - 1,
+	        .weights = qs_live_weights(),
 	        .step = qs_live_step(),
 	        .again = again,
 	};

@@ -25,7 +25,7 @@ static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_ac
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
 	        .layer = qs_label_name(plan->key.layer),
-	        .weight = -1,
+	        .weight = plan->key.weight - 1,
 	        .rule = plan->rule,
 	        .action = action,
 	        .reason = reason,
@@ -209,6 +209,8 @@ bool qs_dispatch(struct qs_gemm *g)
 	if (qs_labels_used())
 		g->key.layer = qs_layer_of(g, autograd);
 	qs_live_call(&g->key);
+	if (qs_weights_asked())
+		g->key.weight = qs_weight_of_key(g);
 	struct qs_plan *plan = qs_plan_get(&g->key, g->library->path);
 	if (!plan)
 		return pass_uncharted(g);

@@ -8,6 +8,8 @@
  * KiB). The thread that looks waits for the file system, as it did at the start.
  *
  * Steps are counted only where a rule or the summary wants them: a lock and some 35 ns a call.
+ * Rules that count weights from the end do: how many there are is known once whole steps have gone
+ * by.
  */
 #include "plan/plan.h"
 
@@ -83,7 +85,9 @@ static void look_at_clock(void)
 static struct qs_period period = {.step = -1};
 static _Atomic bool wanted;         /* by a rule or the summary                          */
 static _Atomic int64_t step = -1;   /* period.step                                       */
+static _Atomic int32_t weights;     /* of the program, 0 = unknown                       */
 static int64_t step_next;           /* at which a rule may answer otherwise              */
+static int64_t weights_due;         /* step at which all weights have been met           */
 static int64_t first_step;          /* timed: the first that was seen to begin           */
 static struct timespec first, last; /* when that one and the last one began             */
 
@@ -92,11 +96,34 @@ static void steps_follow(struct qs_policy *policy)
 {
 	const bool uses = qs_policy_uses_steps(policy);
 	step_next = uses ? qs_policy_next_step(policy, period.step) : INT64_MAX;
-	if (uses)
+	weights_due = period.step + 2;
+	qs_weights_follow(policy, atomic_load(&weights));
+	if (uses || qs_policy_counts_weights(policy))
 		atomic_store(&wanted, true);
 }
 
-/* That steps have become known may change any answer. */
+/* True if the number of weights has just become known. A whole step has gone by since rules asked.
+ */
+static bool count_weights(const struct qs_policy *policy)
+{
+	const int32_t met = qs_weights_met();
+	if (atomic_load(&weights) || !met || period.step < weights_due ||
+	    !qs_policy_counts_weights(policy))
+		return false;
+	if (qs_ordinals_full()) {
+		qs_message(QS_LOG_WARN,
+		           "more than %d matrices are read as weights: rules that count weights "
+		           "from the end match nothing",
+		           QS_ORDINALS_MAX);
+		weights_due = INT64_MAX;
+		return false;
+	}
+	atomic_store(&weights, met);
+	qs_weights_follow(policy, met);
+	return true;
+}
+
+/* That steps or the number of weights have become known may change any answer. */
 static void step_begins(void)
 {
 	const bool known = atomic_exchange(&step, period.step) >= 0;
@@ -106,7 +133,8 @@ static void step_begins(void)
 		first_step = period.step;
 	}
 	struct qs_policy *policy = atomic_load(&qs_process()->policy);
-	if ((known && period.step < step_next) || !qs_policy_uses_steps(policy))
+	const bool now = (!known || period.step >= step_next) && qs_policy_uses_steps(policy);
+	if (!count_weights(policy) && !now)
 		return;
 	qs_plans_decide_again(NULL);
 	step_next = qs_policy_next_step(policy, period.step);
@@ -149,6 +177,11 @@ int64_t qs_live_step(void)
 	return atomic_load_explicit(&step, memory_order_relaxed);
 }
 
+int32_t qs_live_weights(void)
+{
+	return atomic_load_explicit(&weights, memory_order_relaxed);
+}
+
 /* A product may be under way in another thread, or below a signal handler that calls exit(). */
 void qs_live_report(void)
 {
@@ -170,6 +203,7 @@ void qs_live_forked(void)
 	changes = 0;
 	atomic_store(&due, INT64_MAX);
 	atomic_store(&step, -1);
+	atomic_store(&weights, 0);
 	if (atomic_exchange(&wanted, false)) /* else it was never written */
 		qs_period_reset(&period);
 }

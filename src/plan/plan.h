@@ -4,7 +4,10 @@
  * start.c     qs_start (policy, notes, fork and exit handlers)
  * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plans_decide_again
  *             qs_plan_table_forked
- * live.c      qs_live_start qs_live_call qs_live_step qs_live_report qs_live_forked
+ * live.c      qs_live_start qs_live_call qs_live_step qs_live_weights qs_live_report
+ *             qs_live_forked
+ * weight.c    qs_weights_follow qs_weights_asked qs_weight_of_key qs_weights_met
+ *             qs_weights_forked
  * period.c    qs_period_reset qs_period_add
  * decide.c    qs_decide
  * label.h     layer names: label.c layer.c
@@ -97,9 +100,22 @@ void qs_live_call(const struct qs_key *key);
  * unknown.
  */
 int64_t qs_live_step(void);
+/* Weights of the program, counted when rules first asked and whole steps had gone by; 0 = unknown.
+ */
+int32_t qs_live_weights(void);
 /* At exit: hands the steps to the summary. */
 void qs_live_report(void);
 void qs_live_forked(void);
+
+/* The weights that the rules of a policy single out, `weights` as of qs_live_weights(). */
+void qs_weights_follow(const struct qs_policy *policy, int32_t weights);
+/* True if the policy has rules by weight: before that, no product asks for its weight. */
+bool qs_weights_asked(void);
+/* qs_key.weight of a product whose key has its role. */
+uint16_t qs_weight_of_key(const struct qs_gemm *g);
+/* 1 + the highest ordinal of the forward products that asked for their weight. */
+int32_t qs_weights_met(void);
+void qs_weights_forked(void);
 
 #define QS_PERIOD_MAX   16384 /* products of a period                             */
 #define QS_PERIOD_GRAMS 16384 /* places for what was met; more only help accuracy */

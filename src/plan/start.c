@@ -54,6 +54,8 @@ static void in_child(void)
 	qs_label_forked();
 	qs_layer_forked();
 	qs_roles_forked();
+	qs_ordinals_forked();
+	qs_weights_forked();
 	qs_live_forked();
 	qs_known_forked();
 	qs_context_forked();

@@ -45,7 +45,7 @@ static void announce(const struct qs_plan *plan, enum qs_action action, enum qs_
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
 	        .layer = qs_label_name(plan->key.layer),
-	        .weight = -1,
+	        .weight = plan->key.weight - 1,
 	        .rule = plan->rule,
 	        .action = action,
 	        .reason = reason,

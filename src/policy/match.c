@@ -179,11 +179,49 @@ uint64_t qs_policy_rule_hits(const struct qs_policy *policy, int rule)
 	return atomic_load_explicit(&rule_at(policy, rule)->hits, memory_order_relaxed);
 }
 
-bool qs_policy_uses_steps(const struct qs_policy *policy)
+static bool uses(const struct qs_policy *policy, enum qs_rule_key key)
 {
 	for (int i = 0; i < policy->count; i++)
-		if (policy->rules[i].given >> QS_KEY_STEPS & 1)
+		if (policy->rules[i].given >> key & 1)
 			return true;
+	return false;
+}
+
+bool qs_policy_uses_steps(const struct qs_policy *policy)
+{
+	return uses(policy, QS_KEY_STEPS);
+}
+
+bool qs_policy_uses_weights(const struct qs_policy *policy)
+{
+	return uses(policy, QS_KEY_WEIGHT);
+}
+
+static bool counts_from_end(const struct qs_rule *rule)
+{
+	const struct qs_ranges *weights = &rule->numbers[QS_KEY_WEIGHT];
+	for (int i = 0; i < weights->count; i++)
+		if (weights->items[i].low < 0 || weights->items[i].high < 0)
+			return true;
+	return false;
+}
+
+bool qs_policy_counts_weights(const struct qs_policy *policy)
+{
+	for (int i = 0; i < policy->count; i++)
+		if (counts_from_end(&policy->rules[i]))
+			return true;
+	return false;
+}
+
+bool qs_policy_weight_holds(const struct qs_policy *policy, int32_t weight, int32_t weights)
+{
+	for (int i = 0; i < policy->count; i++) {
+		const struct qs_rule *rule = &policy->rules[i];
+		if (rule->given >> QS_KEY_WEIGHT & 1 &&
+		    qs_ranges_match(&rule->numbers[QS_KEY_WEIGHT], weight, weights))
+			return true;
+	}
 	return false;
 }
 
@@ -217,6 +255,9 @@ static const char *unused_cause(const struct qs_policy *policy, const struct qs_
 		return ": no product had a layer name, as the program marks none";
 	if (rule->given & needs_role && !atomic_load(&policy->role_seen))
 		return ": the role of no product could be told";
+	if (counts_from_end(rule) && !atomic_load(&policy->step_seen))
+		return ": how many weights there are is unknown, as the products do not recur "
+		       "regularly";
 	if (rule->given >> QS_KEY_STEPS & 1 && !atomic_load(&policy->step_seen))
 		return ": steps are unknown, as the products do not recur regularly";
 	return "";

@@ -11,7 +11,8 @@
  *                qs_options_default
  * load.c         qs_policy_load qs_policy_parse qs_policy_free qs_policy_warn_unknown
  * match.c        qs_policy_choose qs_policy_report_unused qs_policy_process_allowed, accessors
- *                qs_policy_uses_steps qs_policy_next_step
+ *                qs_policy_uses_steps qs_policy_next_step qs_policy_uses_weights
+ *                qs_policy_counts_weights qs_policy_weight_holds
  * watch.c        qs_policy_is_watched qs_policy_look
  * show.c         qs_policy_show
  * tuned.h        the file of what was measured
@@ -141,6 +142,11 @@ bool qs_policy_uses_steps(const struct qs_policy *policy);
 /* The first step after `step` (>= -1) at which a rule may match what it did not at the step before,
  * or no longer; INT64_MAX = none. */
 int64_t qs_policy_next_step(const struct qs_policy *policy, int64_t step);
+/* True if a rule asks for the weight, and if one counts weights from the end. */
+bool qs_policy_uses_weights(const struct qs_policy *policy);
+bool qs_policy_counts_weights(const struct qs_policy *policy);
+/* True if for some rule that asks for the weight this one is right; `weights` as in qs_subject. */
+bool qs_policy_weight_holds(const struct qs_policy *policy, int32_t weight, int32_t weights);
 /* True if the file could not be used: the caller passes everything with QS_REASON_POLICY. */
 bool qs_policy_broken(const struct qs_policy *policy);
 

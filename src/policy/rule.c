@@ -20,7 +20,7 @@ const struct qs_rule_key_info qs_rule_keys[QS_RULE_KEYS] = {
         [QS_KEY_IN] = {"in", "ranges: input features of the layer; needs a known role"},
         [QS_KEY_OUT] = {"out", "ranges: output features of the layer; needs a known role"},
         [QS_KEY_WEIGHT] = {"weight", "ranges: ordinal of the weight's first use, from 0; negative "
-                                     "from the end; not known yet"},
+                                     "from the end; needs a known role"},
         [QS_KEY_STEPS] = {"steps", "ranges: training step, from 0"},
         [QS_KEY_LAYER] = {"layer", "patterns: name of the layer; needs qshim run --labels"},
         [QS_KEY_ROLE] = {"role", "words: fwd, dgrad, wgrad"},

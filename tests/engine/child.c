@@ -176,6 +176,7 @@ static void read_decision(struct outcome *outcome, const char *line)
 	json_text(line, "reason", d->reason, sizeof d->reason);
 	json_text(line, "detail", d->detail, sizeof d->detail);
 	json_text(line, "library", d->library, sizeof d->library);
+	d->weight = (int)json_number(line, "weight", -1);
 }
 
 static void read_log(struct outcome *outcome, FILE *file)

@@ -25,6 +25,7 @@ struct decision {
 	char key[160], api[64], role[16], rule[40], action[16], reason[24], detail[128];
 	char layer[160];
 	char library[512];
+	int weight; /* -1 = none is written */
 };
 
 /* What a scene left behind. */

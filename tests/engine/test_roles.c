@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +19,9 @@
 #define STEPS   4
 #define THREADS 3  /* of each direction           */
 #define ROUNDS  40 /* of each thread in the race  */
+
+#define CHILD_CALLS 2000
+#define MANY_STEPS  "120" /* in which steps become known */
 
 /* ---- scenes -------------------------------------------------------------------------------------
  */
@@ -122,13 +126,33 @@ static void train(cublasHandle_t blas, const struct linear *model, int count, in
 	}
 }
 
+/* Argument: the number of steps. */
 static int gpt2_training(int argc, char **argv)
 {
 	cublasHandle_t blas;
-	(void)argc, (void)argv;
 	must((int)cublasCreate(&blas), "cublasCreate");
 	set_up(gpt2, GPT2);
-	train(blas, gpt2, GPT2, STEPS);
+	train(blas, gpt2, GPT2, argc ? atoi(argv[0]) : STEPS);
+	return 0;
+}
+
+/* More matrices than have a number, in no order that recurs, and then one of them on and on. */
+static int many_weights(int argc, char **argv)
+{
+	struct linear l = {.in = 16, .out = 16};
+	cublasHandle_t blas;
+	uint64_t random = 1;
+	char *memory = NULL;
+	(void)argc, (void)argv;
+	must((int)cublasCreate(&blas), "cublasCreate");
+	set_up(&l, 1);
+	must(cudaMalloc((void **)&memory, QS_ORDINALS_MAX * 16 + 4096), "memory");
+	for (int i = 0; i < QS_ORDINALS_MAX + 4096; i++) {
+		random = random * 6364136223846793005 + 1442695040888963407;
+		const int tokens = i < QS_ORDINALS_MAX ? 1 + (int)(random >> 60) : 3;
+		const int weight = i < QS_ORDINALS_MAX ? i : 0;
+		must(gemm(blas, T_, N_, 16, tokens, 16, memory + 16 * weight, x, y), "product");
+	}
 	return 0;
 }
 
@@ -146,21 +170,42 @@ static int one_hot(int argc, char **argv)
 }
 
 /* The child's driver refuses; what its products are taken for is seen in the counters. */
+static int forward_in_child(cublasHandle_t blas, const struct linear *l, int calls)
+{
+	int status = 0, made = 0;
+	pid_t pid = fork();
+	if (!pid) {
+		alarm(60);
+		for (int i = 0; i < calls; i++)
+			made += forward(blas, l) == (int)CUBLAS_STATUS_SUCCESS;
+		_exit(made > 0);
+	}
+	waitpid(pid, &status, 0);
+	return WEXITSTATUS(status);
+}
+
 static int child(int argc, char **argv)
 {
 	cublasHandle_t blas;
-	int status = 0;
 	(void)argc, (void)argv;
 	must((int)cublasCreate(&blas), "cublasCreate");
 	set_up(gpt2, 1);
 	train(blas, gpt2, 1, 2);
-	pid_t pid = fork();
-	if (!pid) {
-		alarm(60);
-		_exit(forward(blas, &gpt2[0]) == (int)CUBLAS_STATUS_SUCCESS);
-	}
-	waitpid(pid, &status, 0);
-	return WEXITSTATUS(status);
+	return forward_in_child(blas, &gpt2[0], 1);
+}
+
+/* The parent's second weight is the only one of the child, which makes enough products for steps to
+ * become known. */
+static int child_numbers(int argc, char **argv)
+{
+	struct linear model[] = {{.in = 32, .out = 96}, {.in = 32, .out = 48}};
+	cublasHandle_t blas;
+	(void)argc, (void)argv;
+	must((int)cublasCreate(&blas), "cublasCreate");
+	set_up(model, 2);
+	for (int i = 0; i < 2; i++)
+		must(forward(blas, &model[i]), "forward product");
+	return forward_in_child(blas, &model[1], CHILD_CALLS);
 }
 
 static void *forward_thread(void *argument)
@@ -196,8 +241,13 @@ static int race(int argc, char **argv)
 }
 
 const struct scene scenes[] = {
-        {"gpt2", gpt2_training}, {"one_hot", one_hot}, {"child", child},
-        {"race", race},          {NULL, NULL},
+        {"gpt2", gpt2_training},
+        {"one_hot", one_hot},
+        {"child", child},
+        {"child_numbers", child_numbers},
+        {"race", race},
+        {"many_weights", many_weights},
+        {NULL, NULL},
 };
 
 /* ---- tests --------------------------------------------------------------------------------------
@@ -332,6 +382,141 @@ START_TEST(threads_that_meet_do_not_mix_up_directions)
 }
 END_TEST
 
+/* ---- ordinals of weights ------------------------------------------------------------------------
+ */
+
+/* Every product has the rule of its weight, and the weights in `wanted` (bits) are those met. */
+static void check_weights(unsigned wanted)
+{
+	unsigned met = 0;
+	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
+	for (int i = 0; i < outcome.counters; i++) {
+		const struct qs_counter *counter = &outcome.counter[i];
+		ck_assert_str_eq(counter->rule, counter->weight ? "ends" : "default");
+		if (counter->weight)
+			met |= 1u << (counter->weight - 1);
+	}
+	ck_assert_uint_eq(met, wanted);
+}
+
+static int calls_of_weight(int weight, enum qs_role role)
+{
+	uint64_t calls = 0;
+	for (int i = 0; i < outcome.counters; i++)
+		if (outcome.counter[i].weight == (uint64_t)weight + 1 &&
+		    outcome.counter[i].role == role)
+			calls += outcome.counter[i].calls;
+	return (int)calls;
+}
+
+#define ENDS(weights)                                                                              \
+	"QSHIM_SET=tune.budget_ms=0;rule ends.weight=" weights                                     \
+	";rule ends.action=native;default.action=native"
+
+START_TEST(rule_by_weight_takes_the_products_of_a_layer)
+{
+	static const char *const env[] = {ENDS("0,2"), "QSHIM_SUMMARY=1", "QSHIM_LOG=dispatch",
+	                                  NULL};
+	int logged = 0;
+	run_scene(&outcome, SHIMMED, env, "gpt2", NULL);
+	check_weights(1u << 0 | 1u << 2);
+	for (int weight = 0; weight <= 2; weight += 2) {
+		ck_assert_int_eq(calls_of_weight(weight, QS_ROLE_FWD), STEPS - 1);
+		ck_assert_int_eq(calls_of_weight(weight, QS_ROLE_DGRAD), STEPS);
+		ck_assert_int_eq(calls_of_weight(weight, QS_ROLE_WGRAD), STEPS);
+	}
+	for (int i = 0; i < outcome.decisions; i++) {
+		const struct decision *d = &outcome.decision[i];
+		ck_assert_str_eq(d->rule, d->weight < 0 ? "default" : "ends");
+		logged += d->weight == 2;
+	}
+	ck_assert_int_eq(logged, 3);
+	ck_assert_ptr_nonnull(strstr(outcome.err, "  w2\n"));
+	ck_assert_ptr_nonnull(strstr(outcome.err, " w2 -> native (rule ends)"));
+	ck_assert_ptr_null(strstr(outcome.err, " w1"));
+}
+END_TEST
+
+/* The embedding is no product: the last weight is the head. */
+START_TEST(weights_count_from_the_end_once_steps_are_known)
+{
+	static const char *const env[] = {ENDS("0,-2..-1"), NULL};
+	run_scene(&outcome, SHIMMED, env, "gpt2", NULL);
+	check_weights(1u << 0);
+	run_scene(&outcome, SHIMMED, env, "gpt2", MANY_STEPS, NULL);
+	check_weights(1u << 0 | 1u << (GPT2 - 2) | 1u << (GPT2 - 1));
+	ck_assert_int_eq(calls_of_weight(0, QS_ROLE_FWD), atoi(MANY_STEPS) - 1);
+	ck_assert_int_gt(calls_of_weight(GPT2 - 1, QS_ROLE_FWD), 10);
+	ck_assert_int_eq(calls_of_weight(GPT2 - 1, QS_ROLE_FWD),
+	                 calls_of_weight(GPT2 - 2, QS_ROLE_DGRAD));
+}
+END_TEST
+
+/* Until then the first rule cannot hold for the first weight; then it is the one that decides. */
+START_TEST(number_of_weights_decides_anew)
+{
+	static const char *const env[] = {
+	        "QSHIM_SET=tune.budget_ms=0;rule last.weight=-5;rule last.action=native;"
+	        "rule ends.weight=0;rule ends.action=native;default.action=native",
+	        NULL};
+	run_scene(&outcome, SHIMMED, env, "gpt2", MANY_STEPS, NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	for (int i = 0; i < outcome.counters; i++)
+		ck_assert_str_eq(outcome.counter[i].rule,
+		                 outcome.counter[i].weight == 1 ? "last" : "default");
+	ck_assert_int_eq(calls_of_weight(0, QS_ROLE_FWD), atoi(MANY_STEPS) - 1);
+}
+END_TEST
+
+START_TEST(too_many_weights_have_no_end)
+{
+	static const char *const env[] = {ENDS("0,-1"), "SOFTCUDA_NULL_PRODUCTS=1", NULL};
+	run_scene(&outcome, SHIMMED, env, "many_weights", NULL);
+	check_weights(1u << 0);
+	const char *told = strstr(outcome.err, "more than 16384 matrices are read as weights");
+	ck_assert_msg(told != NULL, "%s", outcome.err);
+	ck_assert_ptr_null(strstr(told + 1, "more than"));
+}
+END_TEST
+
+/* Each thread reads the weights in order, so whoever is first gives them the same numbers. */
+START_TEST(threads_that_meet_number_weights_alike)
+{
+	static const char *const env[] = {ENDS("0.."), NULL};
+	char text[64];
+	run_scene(&outcome, SHIMMED, env, "race", NULL);
+	check_weights((1u << GPT2) - 1);
+	for (int i = 0; i < outcome.counters; i++) {
+		const struct qs_counter *counter = &outcome.counter[i];
+		if (counter->role != QS_ROLE_FWD)
+			continue;
+		ck_assert_uint_ge(counter->weight, 1);
+		const struct linear *l = &gpt2[counter->weight - 1];
+		text_of(text, l->conv1d ? "NN" : "TN", l->out, TOKENS, l->in);
+		ck_assert_msg(!strncmp(counter->key, text, strlen(text)), "w%d: %s",
+		              (int)counter->weight - 1, counter->key);
+	}
+}
+END_TEST
+
+START_TEST(forked_child_numbers_its_weights_anew)
+{
+	static const char *const env[] = {ENDS("1, -1"), NULL};
+	run_scene(&outcome, SHIMMED, env, "child_numbers", NULL);
+	check_weights(1u << 1 | 1u << 0);
+	ck_assert_int_eq(calls_of_weight(1, QS_ROLE_FWD), 1);
+	ck_assert_int_gt(calls_of_weight(0, QS_ROLE_FWD), 1);
+}
+END_TEST
+
+START_TEST(without_rules_by_weight_no_product_has_one)
+{
+	static const char *const env[] = {"QSHIM_SET=tune.budget_ms=0;default.action=native", NULL};
+	run_scene(&outcome, SHIMMED, env, "gpt2", MANY_STEPS, NULL);
+	check_weights(0);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("roles");
@@ -342,6 +527,13 @@ int main(int argc, char **argv)
 	tcase_add_test(tcase, no_rule_with_a_role_matches_a_product_without);
 	tcase_add_test(tcase, forked_child_knows_no_weights_of_its_parent);
 	tcase_add_test(tcase, threads_that_meet_do_not_mix_up_directions);
+	tcase_add_test(tcase, rule_by_weight_takes_the_products_of_a_layer);
+	tcase_add_test(tcase, weights_count_from_the_end_once_steps_are_known);
+	tcase_add_test(tcase, number_of_weights_decides_anew);
+	tcase_add_test(tcase, too_many_weights_have_no_end);
+	tcase_add_test(tcase, threads_that_meet_number_weights_alike);
+	tcase_add_test(tcase, forked_child_numbers_its_weights_anew);
+	tcase_add_test(tcase, without_rules_by_weight_no_product_has_one);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);
 }

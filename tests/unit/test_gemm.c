@@ -379,7 +379,7 @@ START_TEST(distinct_keys_have_distinct_texts_even_when_cut)
 }
 END_TEST
 
-START_TEST(context_library_and_layer_are_not_in_the_text)
+START_TEST(context_library_layer_and_weight_are_not_in_the_text)
 {
 	char x[48], y[48];
 	struct qs_gemm g = linear_with_bias();
@@ -392,6 +392,7 @@ START_TEST(context_library_and_layer_are_not_in_the_text)
 	g.key.context = 99;
 	g.key.library = 3;
 	g.key.layer = 7;
+	g.key.weight = 9;
 	qs_key_text(&g.key, y, sizeof y);
 	ck_assert_str_eq(x, y);
 }
@@ -738,7 +739,7 @@ static void add_text_tests(Suite *suite)
 	tcase_add_test(tests, the_other_entry_points_are_named);
 	tcase_add_test(tests, distinct_keys_have_distinct_texts);
 	tcase_add_test(tests, distinct_keys_have_distinct_texts_even_when_cut);
-	tcase_add_test(tests, context_library_and_layer_are_not_in_the_text);
+	tcase_add_test(tests, context_library_layer_and_weight_are_not_in_the_text);
 	tcase_add_test(tests, a_text_ends_within_its_buffer);
 	suite_add_tcase(suite, tests);
 }

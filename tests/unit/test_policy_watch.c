@@ -422,6 +422,67 @@ START_TEST(a_product_asked_for_again_counts_only_for_a_rule_it_is_the_first_of)
 }
 END_TEST
 
+/* ---- weights ------------------------------------------------------------------------------------
+ */
+
+static struct qs_policy *with_weights(const char *weights)
+{
+	char text[256];
+	snprintf(text, sizeof text, VERSION "[rule r]\naction = fp8\nweight = %s\n", weights);
+	return parse(text);
+}
+
+START_TEST(weights_that_a_rule_holds_for_are_told)
+{
+	policy = with_weights("0..6, -2..-1");
+	ck_assert(qs_policy_uses_weights(policy));
+	ck_assert(qs_policy_weight_holds(policy, 6, 0));
+	ck_assert(!qs_policy_weight_holds(policy, 7, 0));
+	ck_assert(!qs_policy_weight_holds(policy, 7, 10));
+	ck_assert(qs_policy_weight_holds(policy, 8, 10));
+	ck_assert(!qs_policy_weight_holds(policy, 10, 10));
+}
+END_TEST
+
+START_TEST(a_policy_counts_weights_if_one_end_is_negative)
+{
+	static const struct {
+		const char *weights;
+		bool counts;
+	} cases[] = {
+	        {"0..6", false}, {"%2", false}, {"3..-1", true}, {"!-1", true}, {"-3..", true}};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		policy = with_weights(cases[i].weights);
+		ck_assert_msg(qs_policy_counts_weights(policy) == cases[i].counts, "%s",
+		              cases[i].weights);
+		qs_policy_free(policy);
+	}
+	policy = parse(FP8);
+	ck_assert(!qs_policy_uses_weights(policy));
+	ck_assert(!qs_policy_counts_weights(policy));
+	ck_assert(!qs_policy_weight_holds(policy, 0, 1));
+}
+END_TEST
+
+START_TEST(a_rule_that_counts_from_an_end_that_was_never_known_says_so)
+{
+	struct qs_key key = key_of(64, 64, 64);
+	struct qs_subject subject = subject_of(&key);
+	policy = with_weights("-1");
+	qs_policy_choose(policy, &subject);
+	listen_begin();
+	qs_policy_report_unused(policy);
+	listen_end();
+	ck_assert_ptr_nonnull(strstr(said, "how many weights there are is unknown"));
+	subject.step = 1;
+	qs_policy_choose(policy, &subject);
+	listen_begin();
+	qs_policy_report_unused(policy);
+	listen_end();
+	ck_assert_ptr_null(strstr(said, "is unknown"));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("policy: watching");
@@ -452,6 +513,9 @@ int main(void)
 	tcase_add_test(tcase, a_policy_without_steps_asks_for_none);
 	tcase_add_test(tcase, a_rule_whose_steps_were_never_known_says_so);
 	tcase_add_test(tcase, a_product_asked_for_again_counts_only_for_a_rule_it_is_the_first_of);
+	tcase_add_test(tcase, weights_that_a_rule_holds_for_are_told);
+	tcase_add_test(tcase, a_policy_counts_weights_if_one_end_is_negative);
+	tcase_add_test(tcase, a_rule_that_counts_from_an_end_that_was_never_known_says_so);
 	suite_add_tcase(suite, tcase);
 	return qs_suite_main(suite);
 }
