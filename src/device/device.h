@@ -4,7 +4,7 @@
  * context.c  qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
  * stream.c   qs_stream_describe
  * scratch.c  qs_scratch_lock qs_scratch_unlock qs_temporary qs_device_bytes
- * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash
+ * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash qs_fatbin_compare
  */
 #ifndef QS_DEVICE_DEVICE_H
 #define QS_DEVICE_DEVICE_H
@@ -122,6 +122,7 @@ struct qs_context {
 	CUfunction rows, amax_columns, cast_columns;
 	bool starts_early; /* these wait for the work ahead of them, and need not be held back */
 	CUfunction hash, hash_judge, hash_commit;  /* kernels of hash.cu                       */
+	CUfunction compare;                                    /* kernel of compare.cu     */
 	CUfunction nf4_pack, fp8_pack, nf4_expand; /* kernels of nf4.cu                        */
 	CUfunction nf4_sample, fp8_sample;         /* kernels/sample.h                         */
 	CUfunction w4a16[QS_PRODUCT_KINDS], w8a16[QS_PRODUCT_KINDS];
@@ -175,5 +176,6 @@ CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes);
 extern const unsigned char qs_fatbin_quantise[] __attribute__((visibility("hidden")));
 extern const unsigned char qs_fatbin_nf4[] __attribute__((visibility("hidden")));
 extern const unsigned char qs_fatbin_hash[] __attribute__((visibility("hidden")));
+extern const unsigned char qs_fatbin_compare[] __attribute__((visibility("hidden")));
 
 #endif
