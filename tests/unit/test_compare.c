@@ -74,6 +74,17 @@ START_TEST(equal_results_have_no_error)
 }
 END_TEST
 
+START_TEST(results_that_are_all_zero_have_no_error)
+{
+	for (int row = 0; row < ROWS; row++)
+		for (int col = 0; col < COLS; col++)
+			*at(reference, row, col) = *at(candidate, row, col) = 0;
+	compare();
+	ck_assert_double_eq(outcome.signal, 0);
+	ck_assert_double_eq(outcome.sqnr, QS_SQNR_MAX);
+}
+END_TEST
+
 START_TEST(error_is_a_ratio_of_sums_in_db)
 {
 	*at(candidate, 0, 0) = 1.5f;
@@ -188,6 +199,7 @@ int main(void)
 	TCase *tests = tcase_create("compare");
 	tcase_add_checked_fixture(tests, setup, NULL);
 	tcase_add_test(tests, equal_results_have_no_error);
+	tcase_add_test(tests, results_that_are_all_zero_have_no_error);
 	tcase_add_test(tests, error_is_a_ratio_of_sums_in_db);
 	tcase_add_test(tests, bf16_and_every_ld_are_read_as_they_are);
 	tcase_add_test(tests, what_is_not_finite_in_the_reference_is_skipped);
