@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "kernels/compare.h"
 #include "kernels/hash.h"
 #include "kernels/nf4.h"
 #include "kernels/quantise.h"
@@ -152,6 +153,13 @@ static CUresult load_hash(struct qs_context *context)
 	return load(&module, qs_fatbin_hash, kernels, COUNT(kernels));
 }
 
+static CUresult load_compare(struct qs_context *context)
+{
+	CUmodule module;
+	const struct kernel kernels[] = {{QS_KERNEL_COMPARE, &context->compare}};
+	return load(&module, qs_fatbin_compare, kernels, COUNT(kernels));
+}
+
 /* How many clusters of 1, 2 and 4 blocks of this kernel run at once. */
 static CUresult count_clusters(CUfunction function, struct qs_product_device *device)
 {
@@ -243,6 +251,8 @@ static void load_kernels(struct qs_context *context)
 	CUresult error = load_quantise(context);
 	if (!error)
 		error = load_hash(context);
+	if (!error)
+		error = load_compare(context);
 	if (!error)
 		error = load_nf4(context);
 	if (error)

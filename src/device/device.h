@@ -3,8 +3,8 @@
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
  * context.c  qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
  * stream.c   qs_stream_describe
- * scratch.c  qs_scratch_lock qs_scratch_unlock qs_temporary qs_device_bytes
- * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash
+ * scratch.c  qs_scratch_lock qs_scratch_unlock qs_reserve qs_temporary qs_device_bytes
+ * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash qs_fatbin_compare
  */
 #ifndef QS_DEVICE_DEVICE_H
 #define QS_DEVICE_DEVICE_H
@@ -20,6 +20,7 @@
 #include "kernels/nf4.h"
 
 struct qs_cache;
+struct qs_checks;
 struct qs_options;
 
 /* Driver functions without which nothing is replaced. Versioned names are spelled out: the library
@@ -37,6 +38,7 @@ struct qs_options;
 	X(cuLaunchKernel)                                                                          \
 	X(cuMemAlloc_v2)                                                                           \
 	X(cuMemFree_v2)                                                                            \
+	X(cuMemcpyDtoDAsync_v2)                                                                    \
 	X(cuMemGetInfo_v2)                                                                         \
 	X(cuMemHostAlloc)                                                                          \
 	X(cuMemsetD32Async)                                                                        \
@@ -122,6 +124,7 @@ struct qs_context {
 	CUfunction rows, amax_columns, cast_columns;
 	bool starts_early; /* these wait for the work ahead of them, and need not be held back */
 	CUfunction hash, hash_judge, hash_commit;  /* kernels of hash.cu                       */
+	CUfunction compare;                        /* kernel of compare.cu     */
 	CUfunction nf4_pack, fp8_pack, nf4_expand; /* kernels of nf4.cu                        */
 	CUfunction nf4_sample, fp8_sample;         /* kernels/sample.h                         */
 	CUfunction w4a16[QS_PRODUCT_KINDS], w8a16[QS_PRODUCT_KINDS];
@@ -131,8 +134,9 @@ struct qs_context {
 	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
 	const char *detail;    /* what failed, or NULL                                   */
 	struct qs_cache *_Atomic cache; /* operand/: kept copies; NULL until there may be any     */
-	pthread_mutex_t lock;           /* of the scratch table                                   */
-	struct qs_scratch temporary;    /* of the tuner */
+	struct qs_checks *_Atomic checks; /* engine/: of accuracy; NULL until there are any       */
+	pthread_mutex_t lock;        /* of the scratch table                                   */
+	struct qs_scratch temporary; /* of the tuner */
 	struct qs_scratch scratch[QS_SCRATCH_MAX];
 };
 
@@ -169,11 +173,15 @@ bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
 struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
                                    size_t bytes, enum qs_reason *why);
 void qs_scratch_unlock(struct qs_scratch *scratch);
+/* At least `bytes` in a block of the caller's, zero at first, used by one thread at a time; what it
+ * held is lost when it grows. Outside capture; 0 if there is no memory. */
+CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes);
 /* Memory whose contents nobody wants, for a trial outside capture; 0 if there is none. */
 CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes);
 
 extern const unsigned char qs_fatbin_quantise[] __attribute__((visibility("hidden")));
 extern const unsigned char qs_fatbin_nf4[] __attribute__((visibility("hidden")));
 extern const unsigned char qs_fatbin_hash[] __attribute__((visibility("hidden")));
+extern const unsigned char qs_fatbin_compare[] __attribute__((visibility("hidden")));
 
 #endif

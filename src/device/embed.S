@@ -21,5 +21,6 @@ qs_fatbin_\name\()_end:
 	kernels	quantise
 	kernels	nf4
 	kernels	hash
+	kernels	compare
 
 	.section .note.GNU-stack, "", %progbits

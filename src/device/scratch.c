@@ -265,11 +265,16 @@ void qs_scratch_unlock(struct qs_scratch *scratch)
 	pthread_mutex_unlock(&scratch->lock);
 }
 
+CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes)
+{
+	if (block->size < bytes && !grow(context, block, bytes))
+		return 0;
+	return block->base;
+}
+
 /* One block per context, grown like scratch: its users take turns (the tuner's lock), and what it
  * holds is of no interest to anybody. */
 CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes)
 {
-	if (context->temporary.size < bytes && !grow(context, &context->temporary, bytes))
-		return 0;
-	return context->temporary.base;
+	return qs_reserve(context, &context->temporary, bytes);
 }

@@ -81,8 +81,14 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 	return true;
 }
 
+static void destroy(void *state)
+{
+	qs_lt_destroy(state);
+}
+
 const struct qs_engine qs_engine_bf16 = {
         .action = QS_ACTION_BF16,
         .prepare = prepare,
         .run = run,
+        .destroy = destroy,
 };

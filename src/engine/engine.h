@@ -10,6 +10,7 @@
  * nf4.c     qs_engine_nf4
  * thin.h    products of few tokens with a packed weight
  * lt.h      the product both of them make, and the choice of its algorithm
+ * accuracy.h  the error of products
  * tune.h    timing against the program's own call
  * known.h   what was measured before
  */
@@ -36,6 +37,8 @@ struct qs_engine {
 	 * *bytes is what was written to quantised operands. */
 	bool (*run)(void *state, const struct qs_gemm *g, struct qs_context *context,
 	            const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure);
+	/* Gives up a state that no product will use. */
+	void (*destroy)(void *state);
 };
 
 /* The engine of an action, or NULL if this build has none. */

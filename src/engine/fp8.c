@@ -97,8 +97,9 @@ static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_
 	return wins;
 }
 
-static void destroy(struct fp8 *fp8)
+static void destroy(void *state)
 {
+	struct fp8 *fp8 = state;
 	if (fp8->lt)
 		qs_lt_destroy(fp8->lt);
 	free(fp8);
@@ -281,4 +282,5 @@ const struct qs_engine qs_engine_fp8 = {
         .action = QS_ACTION_FP8,
         .prepare = prepare,
         .run = run,
+        .destroy = destroy,
 };

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "kernels/compare.h"
 #include "plan/plan.h"
 #include "version.h"
 
@@ -126,6 +127,41 @@ void qs_known_add(const struct qs_lt *lt, const struct qs_timing *timing, struct
 	row->action = is_fast(row) ? row->measured : QS_ACTION_NATIVE;
 	if (tuned)
 		qs_tuned_add(tuned, row);
+}
+
+/* Finds the answer to a question; see ask(). */
+static bool answered(struct qs_tuned *tuned, struct qs_tuned_row *row, const struct qs_gemm *g,
+                     const struct qs_context *context, enum qs_action action,
+                     const struct qs_choice *choice)
+{
+	if (!tuned)
+		return false;
+	ask(row, g, context, action, choice);
+	return qs_tuned_find(tuned, row);
+}
+
+bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
+                    enum qs_action action, const struct qs_choice *choice, double *sqnr)
+{
+	struct qs_tuned_row row;
+	if (!answered(tuned_file(), &row, g, context, action, choice) ||
+	    (!row.pinned && row.sqnr < 0))
+		return false;
+	*sqnr = row.pinned ? QS_SQNR_MAX : row.sqnr;
+	return true;
+}
+
+void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *context,
+                        enum qs_action action, const struct qs_choice *choice, double sqnr)
+{
+	struct qs_tuned *tuned = tuned_file();
+	struct qs_tuned_row row;
+	if (!answered(tuned, &row, g, context, action, choice) || row.pinned)
+		return;
+	row.sqnr = sqnr > 0 ? sqnr : 0;
+	if (row.sqnr < choice->min_sqnr)
+		row.action = QS_ACTION_NATIVE;
+	qs_tuned_add(tuned, &row);
 }
 
 static void tell(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)

@@ -2,7 +2,8 @@
  * [tune] file. Both decide by the same function from the same numbers, so that a program decides in
  * every run what it decided when it was measured.
  *
- * known.c  qs_known_find qs_known_add qs_known_wins qs_known_forked
+ * known.c  qs_known_find qs_known_add qs_known_wins qs_known_error qs_known_add_error
+ *          qs_known_forked
  */
 #ifndef QS_ENGINE_KNOWN_H
 #define QS_ENGINE_KNOWN_H
@@ -24,6 +25,14 @@ void qs_known_add(const struct qs_lt *lt, const struct qs_timing *timing, struct
  * program's own call by the policy's min_gain, or if a pin says so. *failure tells the times, and
  * is the reason if it is false. */
 bool qs_known_wins(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure);
+/* True with *sqnr in dB if the candidate's error is known, or does not matter because of a pin
+ * (QS_SQNR_MAX). */
+bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
+                    enum qs_action action, const struct qs_choice *choice, double *sqnr);
+/* Completes the answer to the same question, if there is one, by the candidate's error, which is
+ * measured after the times; below 0 dB is kept as 0. */
+void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *context,
+                        enum qs_action action, const struct qs_choice *choice, double sqnr);
 /* In a forked child: forget the file and what it said. */
 void qs_known_forked(void);
 

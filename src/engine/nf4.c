@@ -60,8 +60,9 @@ static struct layout layout_of(const struct nf4 *nf4, const struct qs_matrix *we
 /* ---- preparing ----------------------------------------------------------------------------------
  */
 
-static void destroy(struct nf4 *nf4)
+static void destroy(void *state)
 {
+	struct nf4 *nf4 = state;
 	if (nf4->lt)
 		qs_lt_destroy(nf4->lt);
 	free(nf4);
@@ -318,4 +319,5 @@ const struct qs_engine qs_engine_nf4 = {
         .action = QS_ACTION_NF4,
         .prepare = prepare,
         .run = run,
+        .destroy = destroy,
 };

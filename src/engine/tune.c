@@ -8,11 +8,16 @@
 
 static _Atomic int64_t spent_us; /* of the process's budget */
 
-static int64_t now_us(void)
+int64_t qs_tune_start(void)
 {
 	struct timespec time;
 	clock_gettime(CLOCK_MONOTONIC, &time);
 	return time.tv_sec * 1000000LL + time.tv_nsec / 1000;
+}
+
+void qs_tune_stop(int64_t start)
+{
+	atomic_fetch_add(&spent_us, qs_tune_start() - start);
 }
 
 /* The program's own call, once more, into our output. */
@@ -79,11 +84,11 @@ bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *conte
 		return false;
 	const struct qs_driver *cu = qs_driver_get();
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	int64_t start = now_us();
+	int64_t start = qs_tune_start();
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
 	bool done = measure(lt, g, context, call, preparation, timing);
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
-	atomic_fetch_add(&spent_us, now_us() - start);
+	qs_tune_stop(start);
 	return done;
 }
 

@@ -1,6 +1,6 @@
 /* Timing of a prepared product against the program's own call; see lt.h for the algorithms.
  *
- * tune.c  qs_tune qs_tune_prepared qs_run_native qs_may_tune
+ * tune.c  qs_tune qs_tune_prepared qs_run_native qs_may_tune qs_tune_start qs_tune_stop
  */
 #ifndef QS_ENGINE_TUNE_H
 #define QS_ENGINE_TUNE_H
@@ -26,5 +26,8 @@ bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_conte
 void qs_run_native(const struct qs_gemm *g, struct qs_context *context);
 /* True if the budget is not spent and the call can be made again. */
 bool qs_may_tune(const struct qs_gemm *g);
+/* Time spent on measurements counts against the budget: from qs_tune_start(), microseconds. */
+int64_t qs_tune_start(void);
+void qs_tune_stop(int64_t start);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "engine/known.h"
 #include "intercept/intercept.h"
 #include "operand/track.h"
 #include "plan/label.h"
@@ -63,6 +64,69 @@ static struct qs_instance *find_instance(const struct qs_plan *plan,
 	return instance;
 }
 
+/* Where the policy leaves the choice to us, what is measured below min_sqnr is not taken. What
+ * cannot be measured now is checked at its first use. */
+static bool is_accurate(void *state, const struct qs_plan *plan, const struct qs_gemm *g,
+                        struct qs_context *context, const struct qs_stream *stream,
+                        const struct qs_choice *choice, struct qs_failure *failure)
+{
+	double sqnr;
+	const char *name = qs_action_name(plan->action);
+	if (!qs_known_error(g, context, plan->action, choice, &sqnr)) {
+		if (!qs_accuracy_measure(plan->engine, state, g, context, stream, &sqnr)) {
+			atomic_store(&plan->accuracy->next, 1);
+			return true;
+		}
+		qs_message(QS_LOG_NUMERICS, "%s: %s %.2f dB", plan->accuracy->name, name, sqnr);
+		qs_known_add_error(g, context, plan->action, choice, sqnr);
+	}
+	if (sqnr >= choice->min_sqnr)
+		return true;
+	return qs_failed(failure, QS_REASON_SQNR, "%s%s %.2f dB, wanted %.4g", name,
+	                 choice->scaling == QS_SCALING_ROW ? " by rows" : "", sqnr,
+	                 choice->min_sqnr);
+}
+
+/* True if error decides: not for the program's own precision, an action that is demanded, or a
+ * policy that allows any error. */
+static bool is_gated(const struct qs_plan *plan)
+{
+	const struct qs_choice *choice = &plan->choice;
+	return plan->action != QS_ACTION_BF16 && choice->min_sqnr >= 0 &&
+	       (choice->action == QS_ACTION_AUTO || !choice->eager);
+}
+
+static void *try(const struct qs_plan *plan, const struct qs_gemm *g, struct qs_context *context,
+                 const struct qs_stream *stream, const struct qs_choice *choice,
+                 struct qs_failure *failure)
+{
+	void *state = plan->engine->prepare(g, context, stream, choice, failure);
+	if (!state || !is_gated(plan) ||
+	    is_accurate(state, plan, g, context, stream, choice, failure))
+		return state;
+	plan->engine->destroy(state);
+	return NULL;
+}
+
+/* Where the policy leaves the scaling to us, rows keep an outlier from spoiling all of its matrix:
+ * they are tried when one scale for each operand is not accurate enough. */
+static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
+                        struct qs_context *context, const struct qs_stream *stream,
+                        struct qs_failure *failure)
+{
+	struct qs_failure second = {.reason = QS_REASON_AUTO};
+	struct qs_choice rows = plan->choice;
+	rows.scaling = QS_SCALING_ROW;
+	void *state = try(plan, g, context, stream, &plan->choice, failure);
+	if (state || failure->reason != QS_REASON_SQNR || plan->action != QS_ACTION_FP8 ||
+	    plan->choice.scaling != QS_SCALING_AUTO)
+		return state;
+	state = try(plan, g, context, stream, &rows, &second);
+	if (state || second.reason == QS_REASON_SQNR)
+		*failure = second;
+	return state;
+}
+
 /* Asks the engine, unless the device or the library rules it out, and logs the outcome. */
 static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
                     const struct qs_gemm *g, const struct qs_stream *stream)
@@ -73,8 +137,7 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 	if (failure.reason == QS_REASON_AUTO)
 		failure.reason = check_library(g->library);
 	if (failure.reason == QS_REASON_AUTO)
-		instance->state = plan->engine->prepare(g, instance->context, stream, &plan->choice,
-		                                        &failure);
+		instance->state = make_state(plan, g, instance->context, stream, &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
 	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
 	qs_plan_outcome(plan, action, instance->reason);
@@ -107,8 +170,16 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
                 const struct qs_stream *stream)
 {
 	struct qs_failure failure = {.reason = QS_REASON_ERROR};
+	struct qs_check check;
 	uint64_t bytes = 0;
-	if (plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure)) {
+	const bool checked = plan->action != QS_ACTION_BF16 &&
+	                     qs_check_begin(&check, plan->accuracy, plan->choice.min_sqnr, g,
+	                                    instance->context, stream);
+	const bool done =
+	        plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure);
+	if (checked)
+		qs_check_end(&check, g, stream, done);
+	if (done) {
 		atomic_fetch_add_explicit(&plan->counter->replaced, 1, memory_order_relaxed);
 		atomic_fetch_add_explicit(&plan->counter->bytes, bytes, memory_order_relaxed);
 		if (qs_watch_any()) /* D may be somebody's weight */
@@ -144,6 +215,17 @@ static bool replace_here(struct qs_plan *plan, struct qs_instance *instance,
 	return run(plan, instance, g, stream);
 }
 
+/* A key that is demoted passes as if it had been decided so: told once for each of its plans. */
+static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
+{
+	const uint64_t bit = (uint64_t)1 << QS_REASON_SQNR;
+	if (atomic_fetch_or(&plan->told, bit) & bit)
+		return false;
+	qs_plan_outcome(plan, QS_ACTION_NATIVE, QS_REASON_SQNR);
+	note(plan, g, QS_ACTION_NATIVE, QS_REASON_SQNR, "measured in use");
+	return false;
+}
+
 /* A forked child has lost its parent's context, and not every function of the driver notices at
  * once: whichever failed, the fork is the reason. */
 static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason why)
@@ -162,6 +244,9 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
 	if (instance && !instance->state)
 		return false;
+	qs_accuracy_look(plan->accuracy);
+	if (qs_plan_demoted(plan))
+		return pass_demoted(plan, g);
 	if (!context && why == QS_REASON_CONTEXT)
 		return pass_without_context(plan, g, why);
 	if (!qs_stream_describe(g->stream, &stream))

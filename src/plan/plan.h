@@ -2,8 +2,8 @@
  *
  * dispatch.c  qs_dispatch qs_dispatch_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
- * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plans_decide_again
- *             qs_plan_table_forked
+ * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_demoted
+ *             qs_plans_decide_again qs_plan_table_forked
  * live.c      qs_live_start qs_live_call qs_live_step qs_live_weights qs_live_report
  *             qs_live_forked
  * weight.c    qs_weights_follow qs_weights_asked qs_weight_of_key qs_weights_met
@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "engine/accuracy.h"
 #include "engine/engine.h"
 #include "gemm/gemm.h"
 #include "note/note.h"
@@ -47,6 +48,7 @@ struct qs_plan {
 	const char *rule;                  /* name of the rule, NULL if none was asked           */
 	const struct qs_engine *engine;    /* NULL = pass                                        */
 	struct qs_counter *counter;        /* never NULL                                         */
+	struct qs_accuracy *accuracy;      /* of the key, never NULL                             */
 	struct qs_instance *_Atomic first; /* contexts met so far                                */
 	_Atomic uint64_t told;             /* bit per reason already logged for late passes      */
 	const char *library;               /* path of the copy of cuBLAS, for the log            */
@@ -82,6 +84,8 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library);
 bool qs_plan_table_init(int64_t keys);
 /* What came of a plan in a context, for its counter, unless another plan has taken its place. */
 void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason);
+/* True if the accuracy of the key's products forbids what the plan is to do. */
+bool qs_plan_demoted(const struct qs_plan *plan);
 /* Puts a policy into effect, or NULL = the same policy at another step, and decides all keys anew.
  * Returns how many are decided otherwise than before. */
 int qs_plans_decide_again(struct qs_policy *policy);

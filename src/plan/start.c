@@ -59,6 +59,7 @@ static void in_child(void)
 	qs_live_forked();
 	qs_known_forked();
 	qs_context_forked();
+	qs_accuracy_forked();
 	qs_kept_forked();
 	qs_track_forked();
 	qs_note_forked();

@@ -71,11 +71,15 @@ static struct qs_plan *make_first(const struct qs_key *key, uint64_t hash, const
 {
 	char text[112];
 	struct qs_plan *plan = make(key, hash, library, false);
-	if (!plan)
+	if (!plan || !(plan->accuracy = calloc(1, sizeof *plan->accuracy))) {
+		free(plan);
 		return NULL;
+	}
 	qs_key_text(key, text, sizeof text);
 	plan->counter = qs_counter_new(text, key, plan->action, plan->reason, plan->rule,
 	                               qs_label_name(key->layer));
+	plan->accuracy->name = plan->counter->key;
+	plan->accuracy->layer = plan->counter->layer;
 	if (!plan->engine)
 		announce(plan, plan->action, plan->reason);
 	return plan;
@@ -100,6 +104,13 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library)
 	return plan;
 }
 
+/* Tuned products in the program's own precision are not meant: they are not checked either. */
+bool qs_plan_demoted(const struct qs_plan *plan)
+{
+	return plan->engine && plan->action != QS_ACTION_BF16 &&
+	       atomic_load_explicit(&plan->accuracy->demoted, memory_order_relaxed);
+}
+
 /* ---- deciding anew ------------------------------------------------------------------------------
  */
 
@@ -122,7 +133,7 @@ static bool is_same(const struct qs_plan *a, const struct qs_plan *b)
 	return a->action == b->action && a->reason == b->reason && a->engine == b->engine &&
 	       a->choice.action == b->choice.action && a->choice.scaling == b->choice.scaling &&
 	       a->choice.format == b->choice.format && a->choice.eager == b->choice.eager &&
-	       is_same_text(a->rule, b->rule);
+	       a->choice.min_sqnr == b->choice.min_sqnr && is_same_text(a->rule, b->rule);
 }
 
 /* Takes the plan with this decision out of those that `plan` replaced; NULL = there is none. */
@@ -148,6 +159,10 @@ static void tell(const struct qs_plan *plan, bool log)
 		action = QS_ACTION_NATIVE;
 		reason = instance->reason;
 	}
+	if (qs_plan_demoted(plan)) {
+		action = QS_ACTION_NATIVE;
+		reason = QS_REASON_SQNR;
+	}
 	qs_counter_decide(plan->counter, action, reason, plan->rule);
 	if (log && (!plan->engine || instance))
 		announce(plan, action, reason);
@@ -168,6 +183,7 @@ static bool decide_slot_again(struct qs_plan *_Atomic *slot, bool again)
 	if (next == plan)
 		return false;
 	next->counter = plan->counter;
+	next->accuracy = plan->accuracy;
 	next->other = plan;
 	atomic_store_explicit(slot, next, memory_order_release);
 	tell(next, !known || !again);

@@ -105,6 +105,15 @@ static bool is_eager(const struct qs_rule *rule)
 	return rule->eager || !(rule->given >> QS_KEY_STRATEGY & 1);
 }
 
+/* NF4 is coarser than what is asked of 8 bits: who names it has chosen its error, unless the rule
+ * has a limit of its own. */
+static double least_sqnr(const struct qs_policy *policy, const struct qs_rule *rule)
+{
+	if (rule->given >> QS_KEY_MIN_SQNR & 1)
+		return rule->min_sqnr;
+	return rule->action == QS_ACTION_NF4 ? -1 : policy->options.min_sqnr;
+}
+
 /* Reads before it writes, so that the line stays shared between the host's threads. */
 static void remember(_Atomic bool *flag)
 {
@@ -133,6 +142,7 @@ struct qs_choice qs_policy_choose(struct qs_policy *policy, const struct qs_subj
 	        .scaling = rule->scaling,
 	        .format = rule->format,
 	        .eager = is_eager(rule),
+	        .min_sqnr = least_sqnr(policy, rule),
 	        .rule = found ? index : -1,
 	};
 }

@@ -109,8 +109,9 @@ struct qs_choice {
 	enum qs_action action; /* QS_ACTION_AUTO leaves it to measurement or to the size model */
 	enum qs_scaling scaling;
 	enum qs_format format;
-	bool eager; /* do it always; false: only where it is expected to be faster  */
-	int rule;   /* index for qs_policy_rule_name, -1 = [default]                */
+	bool eager;      /* do it always; false: only where it is expected to be faster  */
+	int rule;        /* index for qs_policy_rule_name, -1 = [default]                */
+	double min_sqnr; /* dB below which it is not done; negative = none          */
 };
 
 struct qs_policy; /* opaque: options, rules and their hit counts */

@@ -10,6 +10,8 @@
 
 #include "policy/rule.h"
 
+#define SQNR_MAX 200 /* dB */
+
 const struct qs_rule_key_info qs_rule_keys[QS_RULE_KEYS] = {
         [QS_KEY_M] = {"m", "ranges: rows of D, as cuBLAS counts"},
         [QS_KEY_N] = {"n", "ranges: columns of D"},
@@ -33,6 +35,9 @@ const struct qs_rule_key_info qs_rule_keys[QS_RULE_KEYS] = {
                              "word: eager = always; performant = only where expected to "
                              "be faster; an action other than auto is eager by "
                              "default"},
+        [QS_KEY_MIN_SQNR] = {"min_sqnr",
+                             "dB from 0 to 200: least accuracy, instead of [numerics] min_sqnr; "
+                             "an nf4 rule has none by default"},
 };
 
 /* Words in the order of their enums; roles start behind QS_ROLE_UNKNOWN. */
@@ -135,6 +140,18 @@ static bool set_outcome(struct qs_rule *rule, enum qs_rule_key key, const char *
 	return true;
 }
 
+static bool set_decibels(double *decibels, const char *value, char why[QS_WHY])
+{
+	double number;
+	const char *end = qs_real_scan(value, 0, &number);
+	if (!end || *end || number > SQNR_MAX) {
+		snprintf(why, QS_WHY, "expected a number from 0 to %d", SQNR_MAX);
+		return false;
+	}
+	*decibels = number;
+	return true;
+}
+
 static bool set_value(struct qs_rule *rule, enum qs_rule_key key, const char *value,
                       char why[QS_WHY])
 {
@@ -149,6 +166,8 @@ static bool set_value(struct qs_rule *rule, enum qs_rule_key key, const char *va
 		return set_words(&rule->op, op_words, 0, value, why);
 	case QS_KEY_API:
 		return set_entries(&rule->api, value, why);
+	case QS_KEY_MIN_SQNR:
+		return set_decibels(&rule->min_sqnr, value, why);
 	default:
 		return set_outcome(rule, key, value, why);
 	}

@@ -117,6 +117,7 @@ enum qs_rule_key {
 	QS_KEY_SCALE,
 	QS_KEY_FORMAT,
 	QS_KEY_STRATEGY,
+	QS_KEY_MIN_SQNR,
 	QS_RULE_KEYS
 };
 
@@ -148,6 +149,7 @@ struct qs_rule {
 	enum qs_scaling scaling;              /* for fp8                                          */
 	enum qs_format format;                /* for fp8                                          */
 	bool eager;                           /* strategy = eager was given                       */
+	double min_sqnr;                      /* dB, if it was given                              */
 	char *text[QS_RULE_KEYS];             /* values as written, one line each, or NULL        */
 	_Atomic uint64_t hits;                /* products decided by it                           */
 };

@@ -148,20 +148,22 @@ static const struct {
 	const char *policy;
 	struct times times;
 	const char *action;
+	int rows; /* in the file: times of each product, and again with its error */
 } runs[] = {
-        {"bf16", SMALL, KEEP("default.action=bf16"), {1000, 1000, 800, 0}, "bf16"},
-        {"bf16 slower", SMALL, KEEP("default.action=bf16"), {1000, 1000, 990, 0}, "native"},
-        {"bf16 exact", SMALL, KEEP("default.action=bf16"), {1030, 0, 1000, 0}, "bf16"},
-        {"fp8", SMALL, KEEP("default.action=fp8"), {1000, 1000, 800, 0}, "fp8"},
-        {"fp8 anyway", SMALL, KEEP("default.action=fp8"), {500, 1000, 800, 0}, "fp8"},
-        {"auto", LARGE, KEEP("default.action=auto"), {900, 500, 400, 100}, "fp8"},
-        {"auto slower", LARGE, KEEP("default.action=auto"), {600, 500, 400, 100}, "native"},
-        {"nf4", TOKENS, KEEP("default.action=nf4"), {1000, 500, 400, 100}, "nf4"},
+        {"bf16", SMALL, KEEP("default.action=bf16"), {1000, 1000, 800, 0}, "bf16", 1},
+        {"bf16 slower", SMALL, KEEP("default.action=bf16"), {1000, 1000, 990, 0}, "native", 1},
+        {"bf16 exact", SMALL, KEEP("default.action=bf16"), {1030, 0, 1000, 0}, "bf16", 1},
+        {"fp8", SMALL, KEEP("default.action=fp8"), {1000, 1000, 800, 0}, "fp8", 1},
+        {"fp8 anyway", SMALL, KEEP("default.action=fp8"), {500, 1000, 800, 0}, "fp8", 1},
+        {"auto", LARGE, KEEP("default.action=auto"), {900, 500, 400, 100}, "fp8", 4},
+        {"auto slower", LARGE, KEEP("default.action=auto"), {600, 500, 400, 100}, "native", 2},
+        {"nf4", TOKENS, KEEP("default.action=nf4"), {1000, 500, 400, 100}, "nf4", 1},
         {"nf4 if faster",
          TOKENS,
          KEEP("default.action=nf4;default.strategy=performant"),
          {600, 500, 450, 100},
-         "native"},
+         "native",
+         1},
 };
 
 #define RUNS ((int)(sizeof runs / sizeof *runs))
@@ -192,7 +194,7 @@ START_TEST(a_second_run_times_nothing_and_decides_the_same)
 	ck_assert_str_eq(outcome.decision[0].action, action);
 	decided(first);
 	const int rows_then = rows_in_file();
-	ck_assert_int_eq(rows_then, runs[_i].program == LARGE ? 2 : 1);
+	ck_assert_int_eq(rows_then, runs[_i].rows);
 	ck_assert_str_eq(outcome.err, "");
 	ck_assert_ptr_nonnull(strstr(text, "\ngpu = softcuda"));
 	ck_assert_ptr_nonnull(strstr(text, "\ndriver = 1"));
@@ -399,6 +401,75 @@ START_TEST(a_process_killed_while_it_measures_leaves_a_good_file)
 }
 END_TEST
 
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static void run_one_large(const char *policy)
+{
+	char set[512];
+	const struct times times = {900, 500, 400, 100};
+	snprintf(set, sizeof set, "%s;" KEEPING "%s", policy, path);
+	run_scene(&outcome, SHIMMED, with(set, times, IDLE), "large", "1", NULL);
+	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
+}
+
+/* The emulation's idle products are all zero, which is no error: others are written by hand. */
+START_TEST(measured_error_is_kept)
+{
+	run_one_large("default.action=auto");
+	ck_decision("fp8", "auto");
+	ck_assert_ptr_nonnull(strstr(content(), "\nsqnr = 200\n"));
+}
+END_TEST
+
+START_TEST(rows_are_tried_where_one_scale_is_known_to_be_too_coarse)
+{
+	run_one_large("default.action=auto");
+	edit("sqnr", "12.5");
+	run_one_large("default.action=auto");
+	ck_decision("fp8", "auto");
+	ck_assert_ptr_nonnull(strstr(content(), "\nscale = row\n"));
+	run_one_large("default.action=auto");
+	ck_second("call0");
+	edit("sqnr", "12.5");
+	run_one_large("default.action=auto");
+	ck_decision("native", "sqnr");
+	ck_assert_str_eq(only_decision(&outcome)->detail, "fp8 by rows 12.50 dB, wanted 20");
+	ck_native("call0");
+}
+END_TEST
+
+START_TEST(known_error_decides_where_there_is_one_scaling_only)
+{
+	run_one_large("default.action=auto;default.scale=tensor");
+	edit("sqnr", "12.5");
+	run_one_large("default.action=auto;default.scale=tensor");
+	ck_decision("native", "sqnr");
+	ck_assert_str_eq(only_decision(&outcome)->detail, "fp8 12.50 dB, wanted 20");
+	ck_native("call0");
+	run_one_large("default.action=auto;default.scale=tensor;default.min_sqnr=12.5");
+	ck_decision("fp8", "auto");
+	ck_second("call0");
+}
+END_TEST
+
+START_TEST(a_pin_overrules_a_known_error)
+{
+	run_one_large("default.action=auto;default.scale=tensor");
+	edit("sqnr", "12.5\npinned = yes");
+	run_one_large("default.action=auto;default.scale=tensor");
+	ck_decision("fp8", "auto");
+	ck_second("call0");
+}
+END_TEST
+
+static void add_errors(TCase *tcase)
+{
+	tcase_add_test(tcase, measured_error_is_kept);
+	tcase_add_test(tcase, rows_are_tried_where_one_scale_is_known_to_be_too_coarse);
+	tcase_add_test(tcase, known_error_decides_where_there_is_one_scaling_only);
+	tcase_add_test(tcase, a_pin_overrules_a_known_error);
+}
+
 static void add_runs(TCase *tcase)
 {
 	tcase_add_loop_test(tcase, a_second_run_times_nothing_and_decides_the_same, 0, RUNS);
@@ -429,6 +500,7 @@ int main(int argc, char **argv)
 	suite_add_tcase(suite, tcase);
 	add_runs(tcase);
 	add_pins(tcase);
+	add_errors(tcase);
 	tcase_add_test(tcase, without_a_file_nothing_is_kept_or_said);
 	tcase_add_test(tcase, without_a_home_that_is_said_once_it_matters);
 	tcase_add_test(tcase, a_process_killed_while_it_measures_leaves_a_good_file);

@@ -17,10 +17,11 @@ struct qs_oracle_kernel {
 	size_t param_bytes[4]; /* size of each argument, 0 ends the list */
 };
 
-/* The kernels of quantise.cu, of nf4.cu and of hash.cu, each ended by name == NULL. */
+/* The kernels of quantise.cu, nf4.cu, hash.cu and compare.cu, each ended by name == NULL. */
 extern const struct qs_oracle_kernel qs_oracle_kernels[];
 extern const struct qs_oracle_kernel qs_oracle_nf4_kernels[];
 extern const struct qs_oracle_kernel qs_oracle_hash_kernels[];
+extern const struct qs_oracle_kernel qs_oracle_compare_kernels[];
 
 /* Of every kernel of kernels/sample.h: ends the program where a launch breaks the contract; and
  * what follows from a comparison. */

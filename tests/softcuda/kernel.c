@@ -100,7 +100,8 @@ static struct sc_kernel *know(const struct qs_oracle_kernel *code)
 static struct sc_kernel *find_kernel(const char *name)
 {
 	const struct qs_oracle_kernel *const tables[] = {qs_oracle_kernels, qs_oracle_nf4_kernels,
-	                                                 qs_oracle_hash_kernels, own};
+	                                                 qs_oracle_hash_kernels,
+	                                                 qs_oracle_compare_kernels, own};
 	for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
 		for (const struct qs_oracle_kernel *code = tables[t]; code->name; code++)
 			if (!strcmp(code->name, name))

@@ -322,6 +322,32 @@ START_TEST(action_is_done_always_unless_performance_is_asked_for)
 }
 END_TEST
 
+START_TEST(rule_may_have_a_least_accuracy_of_its_own)
+{
+	const char *const policy = "[numerics]\nmin_sqnr = 30\n[default]\naction = %s\n%s";
+	const struct {
+		const char *action, *line;
+		double least;
+	} rows[] = {{"fp8", "", 30},
+	            {"fp8", "min_sqnr = 12.5\n", 12.5},
+	            {"auto", "min_sqnr = 0\n", 0},
+	            {"nf4", "", -1},
+	            {"nf4", "min_sqnr = 200\n", 200}};
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		char text[256], body[200];
+		snprintf(body, sizeof body, policy, rows[i].action, rows[i].line);
+		snprintf(text, sizeof text, "%s%s", VERSION, body);
+		ck_assert_double_eq(choice_for(text).min_sqnr, rows[i].least);
+	}
+	refuses(VERSION "[default]\nmin_sqnr = 201\n", "4: unusable value '201' of 'min_sqnr' in "
+	                                               "[default]: expected a number from 0 to 200 "
+	                                               "(policy not used)");
+	refuses(VERSION "[default]\nmin_sqnr = 20 dB\n",
+	        "4: unusable value '20 dB' of 'min_sqnr' in [default]: expected a number from 0 to "
+	        "200 (policy not used)");
+}
+END_TEST
+
 START_TEST(process_list_names_executables)
 {
 	struct qs_policy *policy = parse(VERSION "process = python*, !*gcc*\n");
@@ -703,7 +729,8 @@ static const char full[] =
                 "[rule mlp]\nm = %16\nn = 512..\nk = 1024.., %16\nmnk = 4e9..\nmin_dim = 16..\n"
                 "tokens = 1..\nin = 2048..\nout = !7\nweight = -7..-1\nsteps = 100..\n"
                 "role = fwd, dgrad\nop = TN\napi = cublasLt*\naction = fp8\nscale = row\n"
-                "format = e4m3\nstrategy = performant\n[default]\naction = auto\nscale = tensor\n";
+                "format = e4m3\nstrategy = performant\nmin_sqnr = 17.5\n"
+                "[default]\naction = auto\nscale = tensor\n";
 
 START_TEST(shown_policy_reads_back_as_the_same)
 {
@@ -816,6 +843,7 @@ int main(void)
 	tcase_add_test(outcome, default_takes_what_no_rule_matches);
 	tcase_add_test(outcome, every_action_scale_and_format_has_its_word);
 	tcase_add_test(outcome, action_is_done_always_unless_performance_is_asked_for);
+	tcase_add_test(outcome, rule_may_have_a_least_accuracy_of_its_own);
 	tcase_add_test(outcome, process_list_names_executables);
 	suite_add_tcase(suite, counting);
 	tcase_add_test(counting, hits_are_counted_per_rule_and_default);
