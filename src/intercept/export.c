@@ -7,6 +7,7 @@
  */
 #include "intercept/intercept.h"
 #include "operand/track.h"
+#include "plan/share.h"
 
 #define QS_EXPORT     __attribute__((visibility("default")))
 #define QS_STRIP(...) __VA_ARGS__
@@ -45,6 +46,7 @@ QS_ENTRIES(QS_DECLARE_TRY)
 		cublasStatus_t status = CUBLAS_STATUS_SUCCESS;                                     \
 		if (!try_##function(library, QS_STRIP args)) {                                     \
 			status = original args;                                                    \
+			qs_share_end(!status);                                                     \
 			qs_epoch_bump();                                                           \
 			if (qs_watch_any() && !status)                                             \
 				QS_WROTE_##entry;                                                  \
