@@ -45,6 +45,7 @@ QS_ENTRIES(QS_DECLARE_TRY)
 			return original args;                                                      \
 		cublasStatus_t status = CUBLAS_STATUS_SUCCESS;                                     \
 		if (!try_##function(library, QS_STRIP args)) {                                     \
+			qs_begin_original();                                                       \
 			status = original args;                                                    \
 			qs_share_end(!status);                                                     \
 			qs_epoch_bump();                                                           \
@@ -74,6 +75,8 @@ QS_ENTRIES(QS_DEFINE_ON)
 		if (!original)                                                                     \
 			return CUBLAS_STATUS_NOT_INITIALIZED;                                      \
 		const bool outermost = qs_begin();                                                 \
+		if (outermost)                                                                     \
+			qs_begin_original();                                                       \
 		cublasStatus_t status = original args;                                             \
 		if (outermost) {                                                                   \
 			qs_epoch_bump();                                                           \
