@@ -33,8 +33,8 @@ static const struct product shapes[] = {
 #define SHAPES (int)(sizeof shapes / sizeof *shapes)
 
 struct program {
-	struct session session;
-	struct made made[SHAPES];
+	struct session session, second; /* on device 0, and on device 1 */
+	struct made made[SHAPES], there;
 	long failed; /* products */
 };
 
@@ -66,8 +66,22 @@ static void make_in_graph(struct program *program, struct made *made)
 	must(cudaGraphDestroy(graph), "destroy");
 }
 
-/* The products of a step: "a" to "d" are shapes, a capital is made in a graph, "." waits, "w"
- * submits other work. */
+/* Waits for it, too: both devices are idle between their products. */
+static void make_on_second_device(struct program *program)
+{
+	static const struct product shape = {.ta = CUBLAS_OP_T, .m = 96, .n = 24, .k = 96};
+	must(cudaSetDevice(1), "cudaSetDevice");
+	if (!program->there.dd) {
+		session_open(&program->second);
+		product_make(&program->there, &shape, 1);
+	}
+	program->failed += product_call(&program->there, &program->second) != CUBLAS_STATUS_SUCCESS;
+	must(cudaStreamSynchronize(program->second.stream), "synchronise");
+	must(cudaSetDevice(0), "cudaSetDevice");
+}
+
+/* The products of a step: "a" to "d" are shapes, a capital is made in a graph, "x" on the second
+ * device, "." waits, "w" submits other work. */
 static void make_step(struct program *program, const char *plan)
 {
 	const cudaStream_t stream = program->session.stream;
@@ -76,6 +90,8 @@ static void make_step(struct program *program, const char *plan)
 			wait_for(program);
 		else if (*plan == 'w')
 			must(cudaMemsetAsync(program->made[0].dd, 0, 2, stream), "memset");
+		else if (*plan == 'x')
+			make_on_second_device(program);
 		else if (*plan < 'a')
 			make_in_graph(program, &program->made[*plan - 'A']);
 		else
@@ -321,6 +337,27 @@ START_TEST(each_decision_has_times_of_its_own)
 }
 END_TEST
 
+/* Of the last steps no more than a fifth is not reckoned. */
+START_TEST(a_decision_that_comes_late_counts)
+{
+	run(with(PLAIN "rule late.steps=300..;rule late.action=fp8;default.action=native", NULL),
+	    PLAN, STEPS);
+	ck_unharmed();
+	ck_assert_double_lt(told_us(), 0.85 * 7 * NATIVE_US);
+}
+END_TEST
+
+/* Its events are looked at only while it is the current one: the last one never. */
+START_TEST(a_second_device_is_timed_too)
+{
+	run(with(NATIVE, NULL), "aaaxaaab.", STEPS);
+	ck_assert_double_eq(printed(&outcome, "failed"), 0);
+	ck_assert_double_eq(printed(&outcome, "events"), 2);
+	ck_told(8 * NATIVE_US);
+	ck_assert(all_timed());
+}
+END_TEST
+
 /* The product of the graph begins the step: events are looked at while it is captured. */
 START_TEST(captured_products_are_left_out_and_that_is_said)
 {
@@ -493,6 +530,8 @@ int main(int argc, char **argv)
 	tcase_add_test(tests, each_key_counts_as_often_as_it_is_called);
 	tcase_add_test(tests, one_call_that_was_held_up_does_not_count);
 	tcase_add_test(tests, each_decision_has_times_of_its_own);
+	tcase_add_test(tests, a_decision_that_comes_late_counts);
+	tcase_add_test(tests, a_second_device_is_timed_too);
 	tcase_add_loop_test(tests, captured_products_are_left_out_and_that_is_said, 0, 2);
 	tcase_add_test(tests, four_calls_of_a_key_are_timed);
 	tcase_add_test(tests, a_key_that_comes_later_is_timed_too);

@@ -1,6 +1,7 @@
 /* Products of which some do not return (wrap_leave.c). "leave ACTIONS": p = a product, whose first
  * element is printed, d = one from deeper in the stack, q = one that is not looked at, l = one that
- * is left, w = one that is left and writes what the others read. */
+ * is left, w = one that is left and writes what the others read, v = one that writes a bit of the
+ * weight. */
 #define _GNU_SOURCE
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -59,9 +60,12 @@ static void act(char action)
 		if (setjmp(here))
 			return;
 		*leave_to = &here;
-		/* X of the others, in products of another shape. */
-		product(action == 'w' ? a : b, action == 'w' ? b : c,
-		        action == 'w' ? SIDE / 2 : SIDE);
+		if (action == 'w')
+			product(a, b, SIDE / 2);
+		else if (action == 'v')
+			product(b, a, 1);
+		else
+			product(b, c, SIDE);
 		exit(3);
 	}
 }

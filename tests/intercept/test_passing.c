@@ -136,6 +136,16 @@ START_TEST(what_a_call_that_was_left_wrote_is_not_taken_for_unchanged)
 }
 END_TEST
 
+/* So small a part of a kept weight that what each use compares does not show it at once. */
+START_TEST(a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew)
+{
+	leave("rule writer.n=1;rule writer.action=native;" FP8, "ppppppppppvp");
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 12);
+	ck_assert_uint_eq(strlen(shimmed.out), 11 * strlen("0000\n"));
+	ck_assert(strncmp(shimmed.out + 9 * 5, shimmed.out + 10 * 5, 5));
+}
+END_TEST
+
 /* ---- programs without CUDA ---- */
 
 /* Each leaves nothing behind and prints what does not change. "SOURCE" and "OBJECT" are replaced.
@@ -283,6 +293,7 @@ int main(void)
 	tcase_add_test(tcase, a_call_that_was_left_is_got_over);
 	tcase_add_test(tcase, a_thread_that_left_our_own_code_passes_from_then_on);
 	tcase_add_test(tcase, what_a_call_that_was_left_wrote_is_not_taken_for_unchanged);
+	tcase_add_test(tcase, a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew);
 	tcase_add_loop_test(tcase, a_program_without_cuda_behaves_the_same_and_nothing_is_written,
 	                    0, OTHERS);
 	tcase_add_loop_test(tcase, a_program_without_cuda_opens_no_file_more_than_our_library, 0,
