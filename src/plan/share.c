@@ -179,7 +179,7 @@ static void take_note(struct qs_share *share, float milliseconds)
 }
 
 /* A held sample, to be looked at again if its time has not come. */
-static void read(struct qs_sample *sample, uint64_t context)
+static void look_at(struct qs_sample *sample, uint64_t context)
 {
 	const struct qs_driver *cu = qs_driver_get();
 	float milliseconds;
@@ -219,7 +219,7 @@ void qs_share_look(void)
 		return;
 	CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
 	for (int i = 0; (sample = hold(PENDING, &i));)
-		read(sample, context);
+		look_at(sample, context);
 	exchange(mode);
 }
 
@@ -302,8 +302,10 @@ void qs_share_record_end(bool done)
 
 void qs_share_forked(void)
 {
-	for (int i = 0; i < SAMPLES; i++)
-		samples[i].state = FREE;
+	for (int i = 0; i < SAMPLES; i++) {
+		samples[i].begin = samples[i].end = NULL;
+		atomic_store(&samples[i].state, FREE);
+	}
 	qs_share_sample = NULL;
 	atomic_store(&pending, 0);
 	atomic_store(&on, false);

@@ -377,12 +377,13 @@ START_TEST(four_calls_of_a_key_are_timed)
 }
 END_TEST
 
-START_TEST(a_key_that_comes_later_is_timed_too)
+START_TEST(a_key_that_comes_later_is_timed_once_it_is_warm)
 {
-	run(with(NATIVE, NULL), PLAN, "600", "200", "plan", "aaaaaabcccc.");
+	run(with(NATIVE, NULL), PLAN, "600", "200", "plan", "aaaaaabcccc.", "210", "plan",
+	    "ddddaaaaaabcccc.", "211", "plan", "aaaaaabcccc.");
 	ck_unharmed();
 	ck_assert_double_eq(printed(&outcome, "used"), 3 * 4 * 4);
-	ck_assert(all_timed());
+	ck_assert_ptr_nonnull(strstr(outcome.err, " (1 of 4 keys was not timed)\n"));
 }
 END_TEST
 
@@ -534,7 +535,7 @@ int main(int argc, char **argv)
 	tcase_add_test(tests, a_second_device_is_timed_too);
 	tcase_add_loop_test(tests, captured_products_are_left_out_and_that_is_said, 0, 2);
 	tcase_add_test(tests, four_calls_of_a_key_are_timed);
-	tcase_add_test(tests, a_key_that_comes_later_is_timed_too);
+	tcase_add_test(tests, a_key_that_comes_later_is_timed_once_it_is_warm);
 	tcase_add_test(tests, nothing_is_timed_that_nobody_will_read);
 	tcase_add_test(tests, nothing_is_timed_once_an_edit_has_switched_it_off);
 	tcase_add_test(tests, what_was_before_steps_are_known_does_not_count);

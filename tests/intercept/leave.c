@@ -1,7 +1,7 @@
 /* Products of which some do not return (wrap_leave.c). "leave ACTIONS": p = a product, whose first
- * element is printed, d = one from deeper in the stack, q = one that is not looked at, l = one that
- * is left, w = one that is left and writes what the others read, v = one that writes a bit of the
- * weight. */
+ * element is printed, d = one from deeper in the stack, q = one that is not looked at, h = one of
+ * another shape, after which the program waits and idles, l = one that is left, w = one that is
+ * left and writes what the others read, v = one that writes a bit of the weight. */
 #define _GNU_SOURCE
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SIDE  64
 #define BYTES (SIDE * SIDE * sizeof(uint16_t))
@@ -55,6 +56,11 @@ static void act(char action)
 		break;
 	case 'q':
 		product(b, c, SIDE);
+		break;
+	case 'h':
+		product(b, c, SIDE / 4);
+		cudaDeviceSynchronize();
+		usleep(1000);
 		break;
 	default:
 		if (setjmp(here))

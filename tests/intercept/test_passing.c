@@ -146,6 +146,28 @@ START_TEST(a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew)
 }
 END_TEST
 
+/* Were the time of a left call to end with the next product, which takes none, the mean of four
+ * without the longest would fall by a third. */
+START_TEST(a_call_that_was_left_is_not_timed)
+{
+	char actions[2 * 800 + 1] = "";
+	double ms = 0, percent = 0;
+	for (int i = 0; i < 800; i++)
+		strcpy(actions + 2 * i, i > 500 && i < 520 ? "lh" : "qh");
+	const char *argv[] = {"leave", actions, NULL};
+	const char *env[] = {"QSHIM_SET=log.quiet=1;tune.budget_ms=0;tune.file=;"
+	                     "cache.validity=adjacent;rule one.n=16;rule one.action=fp8;"
+	                     "default.action=native",
+	                     "QSHIM_SUMMARY=1", "SOFTCUDA_PRODUCT_US=1000", NULL};
+	run(&shimmed, &(struct setting){.preload = SHIM ":libwrap_leave.so", .env = env}, argv);
+	const char *told = strstr(shimmed.err, " products, ");
+	ck_assert_msg(told && sscanf(told, " products, %lf ms each, %lf %%", &ms, &percent) == 2,
+	              "status %d: %.1000s", shimmed.status, shimmed.err);
+	ck_assert_msg(ms * percent / 100 > 0.9 && ms * percent / 100 < 1.1, "%f ms, %f %%", ms,
+	              percent);
+}
+END_TEST
+
 /* ---- programs without CUDA ---- */
 
 /* Each leaves nothing behind and prints what does not change. "SOURCE" and "OBJECT" are replaced.
@@ -294,6 +316,7 @@ int main(void)
 	tcase_add_test(tcase, a_thread_that_left_our_own_code_passes_from_then_on);
 	tcase_add_test(tcase, what_a_call_that_was_left_wrote_is_not_taken_for_unchanged);
 	tcase_add_test(tcase, a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew);
+	tcase_add_test(tcase, a_call_that_was_left_is_not_timed);
 	tcase_add_loop_test(tcase, a_program_without_cuda_behaves_the_same_and_nothing_is_written,
 	                    0, OTHERS);
 	tcase_add_loop_test(tcase, a_program_without_cuda_opens_no_file_more_than_our_library, 0,
