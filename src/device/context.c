@@ -298,18 +298,32 @@ static struct qs_context *add(uint64_t id, CUcontext handle, const struct qs_opt
 	return context;
 }
 
+static bool current(CUcontext *handle, uint64_t *id)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	unsigned long long told = 0;
+	*handle = NULL;
+	if (!cu || cu->cuCtxGetCurrent(handle) || !*handle)
+		return false;
+	if (cu->cuCtxGetId && cu->cuCtxGetId(*handle, &told))
+		return false;
+	*id = cu->cuCtxGetId ? told : (uintptr_t)*handle;
+	return true;
+}
+
+bool qs_context_id(uint64_t *id)
+{
+	CUcontext handle;
+	return current(&handle, id);
+}
+
 struct qs_context *qs_context_current(const struct qs_options *options, bool may_create,
                                       enum qs_reason *why)
 {
-	const struct qs_driver *cu = qs_driver_get();
-	CUcontext handle = NULL;
-	unsigned long long id = 0;
+	CUcontext handle;
+	uint64_t id;
 	*why = QS_REASON_CONTEXT;
-	if (!cu || cu->cuCtxGetCurrent(&handle) || !handle)
-		return NULL;
-	if (!cu->cuCtxGetId)
-		id = (uintptr_t)handle;
-	else if (cu->cuCtxGetId(handle, &id))
+	if (!current(&handle, &id))
 		return NULL;
 	struct qs_context *context = find(id);
 	if (context)

@@ -1,7 +1,7 @@
 /* device/: the CUDA driver by pointer, contexts, our kernels, and scratch memory.
  *
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
- * context.c  qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
+ * context.c  qs_context_id qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
  * stream.c   qs_stream_describe
  * scratch.c  qs_scratch_lock qs_scratch_unlock qs_reserve qs_temporary qs_device_bytes
  * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash qs_fatbin_compare
@@ -140,6 +140,9 @@ struct qs_context {
 	struct qs_scratch scratch[QS_SCRATCH_MAX];
 };
 
+/* Id of the current context of this thread, never used again if the driver tells ids; false if
+ * there is none. */
+bool qs_context_id(uint64_t *id);
 /* The current context of this thread, set up at first use (loads the kernels: not while capturing
  * unless known already, see `may_create`). NULL with *why set if there is none. */
 struct qs_context *qs_context_current(const struct qs_options *options, bool may_create,

@@ -7,6 +7,7 @@
  */
 #include "intercept/intercept.h"
 #include "operand/track.h"
+#include "plan/share.h"
 
 #define QS_EXPORT     __attribute__((visibility("default")))
 #define QS_STRIP(...) __VA_ARGS__
@@ -44,7 +45,9 @@ QS_ENTRIES(QS_DECLARE_TRY)
 			return original args;                                                      \
 		cublasStatus_t status = CUBLAS_STATUS_SUCCESS;                                     \
 		if (!try_##function(library, QS_STRIP args)) {                                     \
+			qs_begin_original();                                                       \
 			status = original args;                                                    \
+			qs_share_end(!status);                                                     \
 			qs_epoch_bump();                                                           \
 			if (qs_watch_any() && !status)                                             \
 				QS_WROTE_##entry;                                                  \
@@ -72,6 +75,8 @@ QS_ENTRIES(QS_DEFINE_ON)
 		if (!original)                                                                     \
 			return CUBLAS_STATUS_NOT_INITIALIZED;                                      \
 		const bool outermost = qs_begin();                                                 \
+		if (outermost)                                                                     \
+			qs_begin_original();                                                       \
 		cublasStatus_t status = original args;                                             \
 		if (outermost) {                                                                   \
 			qs_epoch_bump();                                                           \

@@ -18,7 +18,7 @@
  * driver.h launch.h  reading what their calls write: written.c arguments.c graph.c
  * output.c    qs_wrote qs_wrote_lt
  * nvtx.c      InitializeInjectionNvtx2: ranges of NVTX as layer names
- * guard.c     qs_begin qs_end
+ * guard.c     qs_begin qs_begin_original qs_end
  */
 #ifndef QS_INTERCEPT_INTERCEPT_H
 #define QS_INTERCEPT_INTERCEPT_H
@@ -123,11 +123,23 @@ bool qs_is_own(const void *function);
 /* In a forked child: make the loader's lock usable. */
 void qs_loader_forked(void);
 
+/* The outermost hooked call of this thread. */
+struct qs_guard {
+	const void *frame; /* on the stack, right below that of the call              */
+	bool original;     /* gone on to the program's own                            */
+};
+extern __thread struct qs_guard qs_guard __attribute__((visibility("hidden")));
+
 /* Enters the outermost hooked call of this thread. False inside another one (cuBLAS calling
  * cublasLtMatmul, or a call of ours): then the original is called at once and nothing is counted.
  */
 bool qs_begin(void);
 void qs_end(void);
+/* From here to qs_end() the call is the program's own: one that does not return is got over. */
+static inline void qs_begin_original(void)
+{
+	qs_guard.original = true;
+}
 
 /* Reports what a product wrote that was left to cuBLAS: n vectors of ld elements, `count` times
  * with `stride` elements between; or, by cublasLtMatmul, D, the workspace, and what the epilogue

@@ -10,7 +10,7 @@
  * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
  *             qs_counter_header
- * summary.c   qs_note_summary qs_note_steps qs_note_notice
+ * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_notice
  * json.c and the rest of write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
@@ -148,7 +148,11 @@ void qs_note_notice(enum qs_action action);
 void qs_note_policy(const char *name, int changed);
 /* For the summary: steps completed, products of a step, and seconds that a step took on average. */
 void qs_note_steps(int64_t steps, int64_t products, double seconds);
+/* And the part of that time that products take on the device, 0 to 1 (more where streams overlap),
+ * by calls of `timed` keys; `untimed` keys are left out of it. */
+void qs_note_share(double part, int64_t timed, int64_t untimed);
 /* The exit table on stderr, if the options want it. */
 void qs_note_summary(void);
+bool qs_note_summary_wanted(void);
 
 #endif

@@ -155,7 +155,9 @@ static void put_kept(void)
 static struct {
 	int64_t count, products;
 	double seconds;
-} steps; /* as given by qs_note_steps() */
+	double part;
+	int64_t timed, untimed;
+} steps; /* as given by qs_note_steps() and qs_note_share() */
 
 void qs_note_steps(int64_t count, int64_t products, double seconds)
 {
@@ -164,11 +166,31 @@ void qs_note_steps(int64_t count, int64_t products, double seconds)
 	steps.seconds = seconds;
 }
 
+void qs_note_share(double part, int64_t timed, int64_t untimed)
+{
+	steps.part = part;
+	steps.timed = timed;
+	steps.untimed = untimed;
+}
+
+static void put_share(void)
+{
+	if (!steps.timed)
+		return;
+	put(", %.1f %% of it in products", 100 * steps.part);
+	if (steps.untimed)
+		put(" (%lld of %lld keys %s not timed)", (long long)steps.untimed,
+		    (long long)(steps.timed + steps.untimed), steps.untimed == 1 ? "was" : "were");
+}
+
 static void put_steps(void)
 {
-	if (steps.count > 0)
-		put("qshim: %lld step%s of %lld products, %.3f ms each\n", (long long)steps.count,
-		    steps.count == 1 ? "" : "s", (long long)steps.products, 1e3 * steps.seconds);
+	if (steps.count <= 0)
+		return;
+	put("qshim: %lld step%s of %lld products, %.3f ms each", (long long)steps.count,
+	    steps.count == 1 ? "" : "s", (long long)steps.products, 1e3 * steps.seconds);
+	put_share();
+	put("\n");
 }
 
 static void put_table(const struct table *table)
@@ -192,6 +214,11 @@ static bool is_wanted(const struct qs_options *options)
 	if (!options || options->summary == QS_SUMMARY_NEVER)
 		return false;
 	return options->summary == QS_SUMMARY_ALWAYS || isatty(STDERR_FILENO);
+}
+
+bool qs_note_summary_wanted(void)
+{
+	return is_wanted(qs_note_options());
 }
 
 void qs_note_summary(void)
@@ -220,7 +247,7 @@ static _Atomic unsigned told; /* bit per action announced */
 void qs_summary_forked(void)
 {
 	atomic_store(&told, 0);
-	steps.count = 0;
+	steps.count = steps.timed = 0;
 }
 
 /* What an action does to precision; NULL if nothing. */

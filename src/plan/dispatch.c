@@ -175,8 +175,11 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	const bool checked = plan->action != QS_ACTION_BF16 &&
 	                     qs_check_begin(&check, plan->accuracy, plan->choice.min_sqnr, g,
 	                                    instance->context, stream);
+	qs_share_begin();
 	const bool done =
 	        plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure);
+	if (done)
+		qs_share_end(true);
 	if (checked)
 		qs_check_end(&check, g, stream, done);
 	if (done) {
@@ -221,6 +224,7 @@ static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
 	const uint64_t bit = (uint64_t)1 << QS_REASON_SQNR;
 	if (atomic_fetch_or(&plan->told, bit) & bit)
 		return false;
+	qs_share_again(plan);
 	qs_plan_outcome(plan, QS_ACTION_NATIVE, QS_REASON_SQNR);
 	note(plan, g, QS_ACTION_NATIVE, QS_REASON_SQNR, "measured in use");
 	return false;
@@ -299,8 +303,14 @@ bool qs_dispatch(struct qs_gemm *g)
 	struct qs_plan *plan = qs_plan_get(&g->key, g->library->path);
 	if (!plan)
 		return pass_uncharted(g);
-	atomic_fetch_add_explicit(&plan->counter->calls, 1, memory_order_relaxed);
-	return plan->engine && replace(plan, g);
+	const uint64_t call =
+	        atomic_fetch_add_explicit(&plan->counter->calls, 1, memory_order_relaxed);
+	if (call >= atomic_load_explicit(&plan->share.next, memory_order_relaxed))
+		qs_share_take(plan, g, call);
+	if (plan->engine && replace(plan, g))
+		return true;
+	qs_share_begin(); /* ends in export.c */
+	return false;
 }
 
 void qs_dispatch_forked(void)

@@ -89,7 +89,8 @@ static _Atomic int32_t weights;     /* of the program, 0 = unknown              
 static int64_t step_next;           /* at which a rule may answer otherwise              */
 static int64_t weights_due;         /* step at which all weights have been met           */
 static int64_t first_step;          /* timed: the first that was seen to begin           */
-static struct timespec first, last; /* when that one and the last one began             */
+static int64_t mark_step;           /* at which the share of products is taken again     */
+static struct timespec first, last; /* when the first and the last one began             */
 
 /* Under `stepping`. */
 static void steps_follow(struct qs_policy *policy)
@@ -123,15 +124,32 @@ static bool count_weights(const struct qs_policy *policy)
 	return true;
 }
 
+/* Of all timed steps. */
+static double seconds_timed(void)
+{
+	return (double)(last.tv_sec - first.tv_sec) + 1e-9 * (double)(last.tv_nsec - first.tv_nsec);
+}
+
+static void time_steps(bool known)
+{
+	clock_gettime(CLOCK_MONOTONIC, &last);
+	if (!known) {
+		first = last;
+		first_step = mark_step = period.step;
+		qs_share_start();
+	} else if (period.step >= mark_step) {
+		qs_share_mark(seconds_timed());
+	} else {
+		return;
+	}
+	mark_step = period.step + 1 + (period.step - first_step) / 4;
+}
+
 /* That steps or the number of weights have become known may change any answer. */
 static void step_begins(void)
 {
 	const bool known = atomic_exchange(&step, period.step) >= 0;
-	clock_gettime(CLOCK_MONOTONIC, &last);
-	if (!known) {
-		first = last;
-		first_step = period.step;
-	}
+	time_steps(known);
 	struct qs_policy *policy = atomic_load(&qs_process()->policy);
 	const bool now = (!known || period.step >= step_next) && qs_policy_uses_steps(policy);
 	if (!count_weights(policy) && !now)
@@ -144,9 +162,12 @@ static void count(const struct qs_key *key)
 {
 	uint32_t symbol = (uint32_t)qs_key_hash(key);
 	pthread_mutex_lock(&stepping);
-	if (qs_period_add(&period, symbol))
+	const bool begins = qs_period_add(&period, symbol);
+	if (begins)
 		step_begins();
 	pthread_mutex_unlock(&stepping);
+	if (begins)
+		qs_share_look();
 }
 
 /* ---- both ---------------------------------------------------------------------------------------
@@ -188,10 +209,11 @@ void qs_live_report(void)
 	if (pthread_mutex_trylock(&stepping))
 		return;
 	const int64_t timed = period.step - first_step;
-	const double seconds = (double)(last.tv_sec - first.tv_sec) +
-	                       1e-9 * (double)(last.tv_nsec - first.tv_nsec);
-	if (period.step >= 0 && timed > 0)
-		qs_note_steps(period.step, (int64_t)period.accepted, seconds / (double)timed);
+	if (period.step >= 0 && timed > 0) {
+		qs_note_steps(period.step, (int64_t)period.accepted,
+		              seconds_timed() / (double)timed);
+		qs_share_report();
+	}
 	pthread_mutex_unlock(&stepping);
 }
 

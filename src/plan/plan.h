@@ -3,7 +3,7 @@
  * dispatch.c  qs_dispatch qs_dispatch_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
  * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_demoted
- *             qs_plans_decide_again qs_plan_table_forked
+ *             qs_plans_decide_again qs_plans_each qs_plan_table_forked
  * live.c      qs_live_start qs_live_call qs_live_step qs_live_weights qs_live_report
  *             qs_live_forked
  * weight.c    qs_weights_follow qs_weights_asked qs_weight_of_key qs_weights_met
@@ -11,6 +11,7 @@
  * period.c    qs_period_reset qs_period_add
  * decide.c    qs_decide
  * label.h     layer names: label.c layer.c
+ * share.h     the time that products take: share.c
  * eligible.c  qs_eligible qs_overlap
  * size.c      qs_fp8_gain
  */
@@ -24,6 +25,7 @@
 #include "engine/engine.h"
 #include "gemm/gemm.h"
 #include "note/note.h"
+#include "plan/share.h"
 #include "policy/policy.h"
 
 /* The plan of a key in one context: what the engine prepared there. Immutable once published, but
@@ -53,6 +55,7 @@ struct qs_plan {
 	_Atomic uint64_t told;             /* bit per reason already logged for late passes      */
 	const char *library;               /* path of the copy of cuBLAS, for the log            */
 	struct qs_plan *other;             /* next plan of the key, under the table's lock       */
+	struct qs_share share;             /* time that its calls take                           */
 };
 
 /* The state of the process: started at the first product. */
@@ -89,6 +92,9 @@ bool qs_plan_demoted(const struct qs_plan *plan);
 /* Puts a policy into effect, or NULL = the same policy at another step, and decides all keys anew.
  * Returns how many are decided otherwise than before. */
 int qs_plans_decide_again(struct qs_policy *policy);
+/* Shows every plan, one after the other, with the table locked; `in_use`: it is its key's plan now.
+ */
+void qs_plans_each(void (*see)(struct qs_plan *plan, bool in_use));
 /* In a forked child: forget everything. */
 void qs_plan_table_forked(void);
 
@@ -107,7 +113,7 @@ int64_t qs_live_step(void);
 /* Weights of the program, counted when rules first asked and whole steps had gone by; 0 = unknown.
  */
 int32_t qs_live_weights(void);
-/* At exit: hands the steps to the summary. */
+/* At exit: hands the steps and the share of products to the summary. */
 void qs_live_report(void);
 void qs_live_forked(void);
 

@@ -80,6 +80,7 @@ static struct qs_plan *make_first(const struct qs_key *key, uint64_t hash, const
 	                               qs_label_name(key->layer));
 	plan->accuracy->name = plan->counter->key;
 	plan->accuracy->layer = plan->counter->layer;
+	qs_share_enter(plan);
 	if (!plan->engine)
 		announce(plan, plan->action, plan->reason);
 	return plan;
@@ -185,6 +186,8 @@ static bool decide_slot_again(struct qs_plan *_Atomic *slot, bool again)
 	next->counter = plan->counter;
 	next->accuracy = plan->accuracy;
 	next->other = plan;
+	qs_share_leave(plan);
+	qs_share_enter(next);
 	atomic_store_explicit(slot, next, memory_order_release);
 	tell(next, !known || !again);
 	return true;
@@ -201,4 +204,15 @@ int qs_plans_decide_again(struct qs_policy *policy)
 			changed += decide_slot_again(&table[i], policy == NULL);
 	pthread_mutex_unlock(&lock);
 	return changed;
+}
+
+void qs_plans_each(void (*see)(struct qs_plan *plan, bool in_use))
+{
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < size; i++) {
+		struct qs_plan *used = atomic_load(&table[i]);
+		for (struct qs_plan *plan = used; plan; plan = plan->other)
+			see(plan, plan == used);
+	}
+	pthread_mutex_unlock(&lock);
 }

@@ -27,11 +27,11 @@ $(ENGINE): $(B)/tests/engine/%: $(B)/obj/tests/engine/%.c.o $(ENGINE_OBJ) $(ORAC
 		-Wl,-rpath-link,$(SOFTCUDA_DIR) $(SOFTCUDA) -lm -lpthread -ldl -o $@
 
 # Not part of `make check`: minutes, and only where several threads meet.
-tsan: ## the tests of threads, streams, edits and roles with ThreadSanitizer, in build/tsan
+tsan: ## the tests of threads, streams, edits, roles and times with ThreadSanitizer, in build/tsan
 	@$(MAKE) --no-print-directory B=$(B)/tsan KERNELS=$(KERNELS) CFLAGS='-O1 -g -fsanitize=thread' \
 		tsan-built
 
-tsan-built: $(addprefix $(B)/tests/engine/,test_threads test_live test_roles)
+tsan-built: $(addprefix $(B)/tests/engine/,test_threads test_live test_roles test_share)
 	@QS_TEST_BUILD='$(abspath $(B))' TSAN_OPTIONS='suppressions=$(abspath tests/engine/tsan.supp)' \
 		QS_TEST_PRELOAD_FIRST='$(realpath $(shell $(CC) -print-file-name=libtsan.so))' \
 		tests/run $^

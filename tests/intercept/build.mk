@@ -11,9 +11,10 @@ I_NEW    := $(SOFTCUDA_DIR)/libcublas.so.13 $(SOFTCUDA_DIR)/libcublasLt.so.13
 I_OLD    := $(B)/softcuda12/libcublas.so.12 $(B)/softcuda12/libcublasLt.so.12
 
 I_LIBS     := $(addprefix $(INTERCEPT_DIR)/lib,snippet.so snippet12.so snippet_dlsym.so \
-              constructor.so plugin_inner.so plugin.so wrap_gemm.so wrap_dlsym.so wrap_calls.so)
+              constructor.so plugin_inner.so plugin.so wrap_gemm.so wrap_dlsym.so wrap_calls.so \
+              wrap_leave.so)
 I_PROGRAMS := $(addprefix $(INTERCEPT_DIR)/,host linked linked_by_library linked_by_constructor \
-              bench_calls track_kernels)
+              bench_calls track_kernels leave)
 INTERCEPT_NEEDS += $(LIB) $(I_LIBS) $(I_PROGRAMS)
 
 # What runs the programs is part of every test.
@@ -35,6 +36,7 @@ $(INTERCEPT_DIR)/libsnippet.so:         $(I_OBJ)/snippet.c.o $(I_NEW) $(I_CUDART
 $(INTERCEPT_DIR)/libsnippet12.so:       $(I_OBJ)/snippet.c.o $(I_OLD) $(I_CUDART)
 $(INTERCEPT_DIR)/libsnippet_dlsym.so:   $(I_OBJ)/snippet_dlsym.c.o $(I_CUDART)
 $(INTERCEPT_DIR)/libconstructor.so:     $(I_OBJ)/constructor.c.o $(I_OBJ)/snippet.c.o $(I_NEW) $(I_CUDART)
+$(INTERCEPT_DIR)/libwrap_leave.so:      $(I_OBJ)/wrap_leave.c.o $(I_NEW)
 $(INTERCEPT_DIR)/libplugin.so:          $(I_OBJ)/plugin.c.o $(INTERCEPT_DIR)/libplugin_inner.so
 $(patsubst %,$(INTERCEPT_DIR)/lib%.so,plugin_inner wrap_gemm wrap_dlsym wrap_calls): \
 $(INTERCEPT_DIR)/lib%.so: $(I_OBJ)/%.c.o
@@ -50,6 +52,7 @@ $(INTERCEPT_DIR)/linked:                $(I_OBJ)/linked.c.o $(I_OBJ)/snippet.c.o
 $(INTERCEPT_DIR)/linked_by_library:     $(I_OBJ)/linked.c.o $(INTERCEPT_DIR)/libsnippet.so
 $(INTERCEPT_DIR)/linked_by_constructor: $(I_OBJ)/linked.c.o $(INTERCEPT_DIR)/libconstructor.so
 $(INTERCEPT_DIR)/bench_calls:           $(I_OBJ)/bench_calls.c.o $(I_NEW) $(I_CUDART)
+$(INTERCEPT_DIR)/leave:                 $(I_OBJ)/leave.c.o $(I_NEW) $(I_CUDART)
 $(INTERCEPT_DIR)/track_kernels:         $(I_OBJ)/track_kernels.c.o $(I_NEW) $(I_CUDART) \
                                         $(SOFTCUDA_DIR)/libcuda.so.1
 

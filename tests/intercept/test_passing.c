@@ -89,6 +89,85 @@ START_TEST(a_call_within_cublas_is_not_counted_again)
 }
 END_TEST
 
+/* ---- calls that do not return ---- */
+
+/* The same actions with and without the shim. */
+static void leave(const char *policy, const char *actions)
+{
+	char set[256];
+	const char *argv[] = {"leave", actions, NULL};
+	const char *env[] = {set, NULL};
+	snprintf(set, sizeof set, "QSHIM_SET=log.quiet=1;tune.budget_ms=0;tune.file=;%s", policy);
+	run(&bare, &(struct setting){.preload = "libwrap_leave.so"}, argv);
+	run(&shimmed, &(struct setting){.preload = SHIM ":libwrap_leave.so", .env = env}, argv);
+	ck_assert_int_eq(bare.status, 0);
+	ck_assert_msg(shimmed.status == 0, "status %d: %.1000s", shimmed.status, shimmed.err);
+}
+
+#define NATIVE "default.action=native"
+#define FP8    "default.action=fp8"
+
+START_TEST(a_call_that_was_left_is_got_over)
+{
+	leave(NATIVE, "pplplpp");
+	expect_same();
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 7);
+	leave(NATIVE, "lldpd");
+	expect_same();
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 4);
+}
+END_TEST
+
+START_TEST(a_thread_that_left_our_own_code_passes_from_then_on)
+{
+	leave(FP8, "pplpp");
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 3);
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_LT_MATMUL), 0);
+}
+END_TEST
+
+/* Its product, or any other work of the thread until its next call, may have written anything. */
+START_TEST(what_a_call_that_was_left_wrote_is_not_taken_for_unchanged)
+{
+	leave("rule writer.n=32;rule writer.action=native;" FP8 ";cache.validity=adjacent", "pqwp");
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 4);
+	ck_assert_uint_eq(strlen(shimmed.out), 2 * strlen("0000\n"));
+	ck_assert(strncmp(shimmed.out, shimmed.out + 5, 5));
+}
+END_TEST
+
+/* So small a part of a kept weight that what each use compares does not show it at once. */
+START_TEST(a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew)
+{
+	leave("rule writer.n=1;rule writer.action=native;" FP8, "ppppppppppvp");
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 12);
+	ck_assert_uint_eq(strlen(shimmed.out), 11 * strlen("0000\n"));
+	ck_assert(strncmp(shimmed.out + 9 * 5, shimmed.out + 10 * 5, 5));
+}
+END_TEST
+
+/* Were the time of a left call to end with the next product, which takes none, the mean of four
+ * without the longest would fall by a third. */
+START_TEST(a_call_that_was_left_is_not_timed)
+{
+	char actions[2 * 800 + 1] = "";
+	double ms = 0, percent = 0;
+	for (int i = 0; i < 800; i++)
+		strcpy(actions + 2 * i, i > 500 && i < 520 ? "lh" : "qh");
+	const char *argv[] = {"leave", actions, NULL};
+	const char *env[] = {"QSHIM_SET=log.quiet=1;tune.budget_ms=0;tune.file=;"
+	                     "cache.validity=adjacent;rule one.n=16;rule one.action=fp8;"
+	                     "default.action=native",
+	                     "QSHIM_SUMMARY=1", "SOFTCUDA_PRODUCT_US=1000", NULL};
+	run(&shimmed, &(struct setting){.preload = SHIM ":libwrap_leave.so", .env = env}, argv);
+	const char *told = strstr(shimmed.err, " products, ");
+	ck_assert_msg(told && sscanf(told, " products, %lf ms each, %lf %%", &ms, &percent) == 2,
+	              "status %d: %.1000s", shimmed.status, shimmed.err);
+	ck_assert_msg(ms * percent / 100 > 0.9 && ms * percent / 100 < 1.1, "%f ms, %f %%", ms,
+	              percent);
+}
+END_TEST
+
 /* ---- programs without CUDA ---- */
 
 /* Each leaves nothing behind and prints what does not change. "SOURCE" and "OBJECT" are replaced.
@@ -233,6 +312,11 @@ int main(void)
 	tcase_add_test(tcase, off_is_the_same_bit_for_bit_and_writes_nothing);
 	tcase_add_test(tcase, an_excluded_program_is_left_alone);
 	tcase_add_test(tcase, a_call_within_cublas_is_not_counted_again);
+	tcase_add_test(tcase, a_call_that_was_left_is_got_over);
+	tcase_add_test(tcase, a_thread_that_left_our_own_code_passes_from_then_on);
+	tcase_add_test(tcase, what_a_call_that_was_left_wrote_is_not_taken_for_unchanged);
+	tcase_add_test(tcase, a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew);
+	tcase_add_test(tcase, a_call_that_was_left_is_not_timed);
 	tcase_add_loop_test(tcase, a_program_without_cuda_behaves_the_same_and_nothing_is_written,
 	                    0, OTHERS);
 	tcase_add_loop_test(tcase, a_program_without_cuda_opens_no_file_more_than_our_library, 0,

@@ -1,5 +1,6 @@
 /* When the file of the policy is looked at, by a clock of the test's own, which also outruns the
- * second for which a file must be left alone; and what bounds the changes. */
+ * second for which a file must be left alone; what bounds the changes; and which weights count for
+ * a policy that asks in the middle of a step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "intercept/intercept.h"
 #include "plan/plan.h"
 #include "tests/support/suite.h"
 
@@ -141,6 +143,78 @@ START_TEST(the_error_number_of_the_host_stays)
 }
 END_TEST
 
+/* ---- weights ------------------------------------------------------------------------------------
+ */
+
+/* The forward product of a weight, numbers being shapes, by a thread that is slow enough to read
+ * the clock at each call. */
+static void forward(int weight)
+{
+	static struct qs_library library = {.path = "none"};
+	static const float one = 1, zero = 0;
+	struct qs_gemm g = {
+	        .key = {.m = 64 * (weight + 1), .n = 16, .k = 64, .ta = CUBLAS_OP_T, .batch = 1},
+	        .library = &library,
+	        .a = (void *)(uintptr_t)(0x100000 * (weight + 1)),
+	        .b = (void *)(uintptr_t)0x10000,
+	        .c = (void *)(uintptr_t)0x20000,
+	        .d = (void *)(uintptr_t)0x20000,
+	        .alpha = &one,
+	        .beta = &zero,
+	};
+	g.key.lda = g.key.ldb = 64;
+	g.key.ldc = g.key.ldd = g.key.m;
+	g.key.atype = g.key.btype = g.key.ctype = g.key.dtype = CUDA_R_16BF;
+	g.key.bias_type = QS_TYPE_NONE;
+	g.key.compute = CUBLAS_COMPUTE_32F;
+	g.key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+	ahead_ms += 150;
+	ck_assert(!qs_dispatch(&g));
+}
+
+static void set_up_steps(void)
+{
+	setenv("QSHIM_SUMMARY", "1", 1);
+	set_up();
+	put("native", 1);
+	call_after(2000);
+	ck_assert_int_eq(number(), 1);
+}
+
+static void tear_down_steps(void)
+{
+	unsetenv("QSHIM_SUMMARY");
+	tear_down();
+}
+
+/* A step is weights 2, 3, 4, 0. The rule comes between the last two, so that in its first step only
+ * weight 0 is met. */
+START_TEST(weights_count_once_a_whole_step_went_by_since_a_rule_asked)
+{
+	forward(0);
+	forward(1);
+	for (int step = 0; step < 300; step++)
+		for (int i = 2; i < 6; i++)
+			forward(i % 5 ? i : 0);
+	ck_assert_int_gt(qs_live_step(), 290);
+	for (int i = 2; i < 5; i++)
+		forward(i);
+	FILE *to = fopen(file, "we");
+	ck_assert_ptr_nonnull(to);
+	fprintf(to, HEAD "[rule number2]\nweight = -1\naction = native\n");
+	ck_assert_int_eq(fclose(to), 0);
+	ahead_ms += 2000;
+	forward(0);
+	ck_assert_int_eq(number(), 2);
+	for (int i = 2; i < 6; i++) {
+		forward(i % 5 ? i : 0);
+		ck_assert_int_eq(qs_live_weights(), 0);
+	}
+	forward(2);
+	ck_assert_int_eq(qs_live_weights(), 5);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("live");
@@ -153,5 +227,9 @@ int main(void)
 	tcase_add_test(tcase, changes_are_bounded);
 	tcase_add_test(tcase, the_error_number_of_the_host_stays);
 	suite_add_tcase(suite, tcase);
+	TCase *weights = tcase_create("weights");
+	tcase_add_checked_fixture(weights, set_up_steps, tear_down_steps);
+	tcase_add_test(weights, weights_count_once_a_whole_step_went_by_since_a_rule_asked);
+	suite_add_tcase(suite, weights);
 	return qs_suite_main(suite);
 }

@@ -58,6 +58,43 @@ START_TEST(kept_operands_have_a_line_for_each_form)
 }
 END_TEST
 
+START_TEST(steps_have_a_line_with_the_share_of_products)
+{
+	start(QS_SUMMARY_ALWAYS);
+	count("TN", 1, QS_ACTION_NATIVE, QS_REASON_SMALL, 1, 0);
+	qs_note_steps(1, 7, 0.0015);
+	if (_i)
+		qs_note_share(0.2345, 2, _i - 1);
+	qs_note_summary();
+	ck_assert_ptr_nonnull(strstr(
+	        stderr_text(),
+	        (const char *[]){"qshim: 1 step of 7 products, 1.500 ms each\n",
+	                         "qshim: 1 step of 7 products, 1.500 ms each, 23.4 % of it in "
+	                         "products\n",
+	                         "qshim: 1 step of 7 products, 1.500 ms each, 23.4 % of it in "
+	                         "products (1 of 3 keys was not timed)\n",
+	                         "qshim: 1 step of 7 products, 1.500 ms each, 23.4 % of it in "
+	                         "products (2 of 4 keys were not timed)\n"}[_i]));
+}
+END_TEST
+
+START_TEST(a_forked_child_has_no_steps)
+{
+	start(QS_SUMMARY_ALWAYS);
+	qs_note_steps(10, 7, 0.0015);
+	qs_note_share(0.5, 2, 0);
+	qs_note_forked();
+	start(QS_SUMMARY_ALWAYS);
+	count("TN", 1, QS_ACTION_NATIVE, QS_REASON_SMALL, 1, 0);
+	qs_note_summary();
+	ck_assert_ptr_null(strstr(stderr_text(), " steps of "));
+	qs_note_steps(20, 7, 0.0015);
+	qs_note_summary();
+	ck_assert_ptr_nonnull(
+	        strstr(stderr_text(), "qshim: 20 steps of 7 products, 1.500 ms each\n"));
+}
+END_TEST
+
 START_TEST(quiet_hides_the_notice)
 {
 	struct qs_options options = note_options();
@@ -293,6 +330,8 @@ static void add_notice_tests(Suite *suite)
 	tcase_add_checked_fixture(tests, set_up, tear_down);
 	tcase_add_test(tests, the_notice_is_written_once);
 	tcase_add_test(tests, kept_operands_have_a_line_for_each_form);
+	tcase_add_loop_test(tests, steps_have_a_line_with_the_share_of_products, 0, 4);
+	tcase_add_test(tests, a_forked_child_has_no_steps);
 	tcase_add_test(tests, quiet_hides_the_notice);
 	tcase_add_test(tests, only_lower_precision_is_announced);
 	tcase_add_test(tests, levels_and_log_file_do_not_hide_the_notice);

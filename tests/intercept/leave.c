@@ -1,0 +1,89 @@
+/* Products of which some do not return (wrap_leave.c). "leave ACTIONS": p = a product, whose first
+ * element is printed, d = one from deeper in the stack, q = one that is not looked at, h = one of
+ * another shape, after which the program waits and idles, l = one that is left, w = one that is
+ * left and writes what the others read, v = one that writes a bit of the weight. */
+#define _GNU_SOURCE
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SIDE  64
+#define BYTES (SIDE * SIDE * sizeof(uint16_t))
+
+static cublasHandle_t handle;
+static uint16_t *a, *b, *c; /* device */
+static jmp_buf **leave_to;  /* of wrap_leave.c */
+
+static int product(uint16_t *from, uint16_t *to, int n)
+{
+	const float one = 1.0f, zero = 0.0f;
+	return (int)cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, SIDE, n, SIDE, &one, a,
+	                         CUDA_R_16BF, SIDE, from, CUDA_R_16BF, SIDE, &zero, to, CUDA_R_16BF,
+	                         SIDE, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+}
+
+static void show(int status)
+{
+	uint16_t first = 0;
+	if (status || cudaMemcpy(&first, c, sizeof first, cudaMemcpyDeviceToHost))
+		exit(2);
+	printf("%04x\n", first);
+}
+
+/* Frames are not merged: the product is made from below a page of stack. */
+__attribute__((noinline)) static int deeper(void)
+{
+	volatile char page[4096];
+	page[0] = 0;
+	return product(b, c, SIDE) + page[0];
+}
+
+static void act(char action)
+{
+	jmp_buf here;
+	switch (action) {
+	case 'p':
+		show(product(b, c, SIDE));
+		break;
+	case 'd':
+		show(deeper());
+		break;
+	case 'q':
+		product(b, c, SIDE);
+		break;
+	case 'h':
+		product(b, c, SIDE / 4);
+		cudaDeviceSynchronize();
+		usleep(1000);
+		break;
+	default:
+		if (setjmp(here))
+			return;
+		*leave_to = &here;
+		if (action == 'w')
+			product(a, b, SIDE / 2);
+		else if (action == 'v')
+			product(b, a, 1);
+		else
+			product(b, c, SIDE);
+		exit(3);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	leave_to = (jmp_buf **)dlsym(RTLD_DEFAULT, "leave_to");
+	if (argc != 2 || !leave_to || cudaMalloc((void **)&a, BYTES) ||
+	    cudaMalloc((void **)&b, BYTES) || cudaMalloc((void **)&c, BYTES) ||
+	    cudaMemset(a, 0x3c, BYTES) || cudaMemset(b, 0x3c, BYTES) || cublasCreate(&handle))
+		return 1;
+	for (const char *action = argv[1]; *action; action++)
+		act(*action);
+	return 0;
+}
