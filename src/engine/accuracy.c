@@ -4,11 +4,15 @@
  * is used in stream order: another stream may have it once the last comparison has reported. A
  * check that finds it in use, or no place to report to, is made at a later product instead.
  */
+#define _GNU_SOURCE
 #include "engine/accuracy.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/tune.h"
 #include "note/note.h"
@@ -33,9 +37,11 @@ struct qs_checks {
 		uint64_t sequence;
 	} slot[SLOTS + 1];
 	struct qs_compare_outcome *outcome; /* mapped host memory, one for each slot      */
+	struct qs_checks *next;             /* of another context                         */
 };
 
 static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER;
+static struct qs_checks *_Atomic all; /* added to under `creation` */
 
 static CUstreamCaptureMode exchange(CUstreamCaptureMode mode)
 {
@@ -78,8 +84,11 @@ static struct qs_checks *checks_of(struct qs_context *context)
 	if (!checks) {
 		pthread_mutex_lock(&creation);
 		checks = atomic_load(&context->checks);
-		if (!checks && (checks = create(context)))
+		if (!checks && (checks = create(context))) {
+			checks->next = atomic_load(&all);
+			atomic_store(&all, checks);
 			atomic_store_explicit(&context->checks, checks, memory_order_release);
+		}
 		pthread_mutex_unlock(&creation);
 	}
 	return checks && checks->outcome ? checks : NULL;
@@ -88,6 +97,7 @@ static struct qs_checks *checks_of(struct qs_context *context)
 void qs_accuracy_forked(void)
 {
 	pthread_mutex_init(&creation, NULL);
+	atomic_store(&all, NULL);
 }
 
 static bool is_free(const struct qs_checks *checks, const struct qs_stream *stream)
@@ -169,6 +179,14 @@ static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
 	return true;
 }
 
+/* The last comparison is this one's: what it reports will be looked at. */
+static void expect(struct qs_checks *checks, struct qs_accuracy *accuracy)
+{
+	checks->slot[checks->last].accuracy = accuracy;
+	atomic_store(&accuracy->due, &checks->outcome[checks->last]);
+	atomic_store_explicit(&accuracy->pending, checks->sequence, memory_order_release);
+}
+
 /* ---- trials -------------------------------------------------------------------------------------
  */
 
@@ -211,9 +229,9 @@ static void forget_operands(struct qs_context *context, const struct qs_stream *
 
 /* The engine's product, into `d`. */
 static bool run_trial(const struct qs_engine *engine, void *state, const struct qs_gemm *g,
-                      CUdeviceptr d, struct qs_context *context, const struct qs_stream *stream)
+                      CUdeviceptr d, struct qs_context *context, const struct qs_stream *stream,
+                      struct qs_failure *failure)
 {
-	struct qs_failure failure;
 	struct qs_gemm trial = *g;
 	uint64_t bytes = 0;
 	trial.d = (void *)(uintptr_t)d;
@@ -222,23 +240,29 @@ static bool run_trial(const struct qs_engine *engine, void *state, const struct 
 	if (g->key.in_place && g->key.beta != QS_SCALAR_ZERO &&
 	    qs_driver_get()->cuMemcpyDtoDAsync_v2(d, (CUdeviceptr)(uintptr_t)g->d, d_bytes(g),
 	                                          stream->handle))
-		return false;
-	const bool done = engine->run(state, &trial, context, stream, &bytes, &failure);
+		return qs_failed(failure, QS_REASON_ERROR, "copying C");
+	const bool done = engine->run(state, &trial, context, stream, &bytes, failure);
 	forget_operands(context, stream);
 	return done;
+}
+
+/* To hundredths of a dB, as the tuned file and the logs have it. */
+static double rounded(double sqnr)
+{
+	return (double)(int64_t)(100 * sqnr + (sqnr < 0 ? -0.5 : 0.5)) / 100;
 }
 
 static bool measure(struct qs_checks *checks, const struct qs_engine *engine, void *state,
                     const struct qs_gemm *g, const struct qs_stream *stream, double *sqnr)
 {
+	struct qs_failure failure;
 	const CUdeviceptr reference = results(checks, g, stream, 2);
 	const CUdeviceptr candidate = reference + result_bytes(g);
 	if (!reference || !run_native(g, reference, stream) ||
-	    !run_trial(engine, state, g, candidate, checks->context, stream) ||
+	    !run_trial(engine, state, g, candidate, checks->context, stream, &failure) ||
 	    !compare(checks, g, stream, reference, candidate, TRIAL) || !wait_for_stream(stream))
 		return false;
-	const double hundredths = (double)checks->outcome[TRIAL].sqnr * 100;
-	*sqnr = (double)(int64_t)(hundredths + (hundredths < 0 ? -0.5 : 0.5)) / 100;
+	*sqnr = rounded((double)checks->outcome[TRIAL].sqnr);
 	return true;
 }
 
@@ -284,18 +308,44 @@ static void judge(struct qs_accuracy *accuracy, float sqnr)
 	           accuracy->name, open, accuracy->layer, close, (double)sqnr, FAILURES_MAX, least);
 }
 
+static void note(const struct qs_accuracy *accuracy, const struct qs_compare_outcome *outcome)
+{
+	const char *layer = accuracy->layer;
+	const struct qs_shadow_error error = {
+	        .sqnr = rounded((double)outcome->sqnr),
+	        .error = outcome->amax > 0 ? (double)outcome->error / (double)outcome->amax : 0,
+	        .amax = (double)outcome->amax,
+	        .saturated = -1,
+	        .flushed = -1,
+	};
+	qs_note_shadow(accuracy->row, &error);
+	qs_message(QS_LOG_NUMERICS, "%s%s%s%s: %s would have %.1f dB", accuracy->name,
+	           *layer ? " [" : "", layer, *layer ? "]" : "", accuracy->row->candidate,
+	           error.sqnr);
+}
+
 /* The place may be used anew once `pending` has changed: what was read before is of no use then. */
+static void take(struct qs_accuracy *accuracy, uint64_t pending,
+                 const struct qs_compare_outcome *outcome)
+{
+	if (!atomic_compare_exchange_strong(&accuracy->pending, &pending, 0))
+		return;
+	if (accuracy->row)
+		note(accuracy, outcome);
+	else
+		judge(accuracy, outcome->sqnr);
+}
+
 void qs_accuracy_look(struct qs_accuracy *accuracy)
 {
-	uint64_t pending = atomic_load_explicit(&accuracy->pending, memory_order_acquire);
+	const uint64_t pending = atomic_load_explicit(&accuracy->pending, memory_order_acquire);
 	if (!pending)
 		return;
 	const struct qs_compare_outcome *outcome = atomic_load(&accuracy->due);
 	if (!is_done(outcome, pending))
 		return;
-	const float sqnr = outcome->sqnr;
-	if (atomic_compare_exchange_strong(&accuracy->pending, &pending, 0))
-		judge(accuracy, sqnr);
+	const struct qs_compare_outcome seen = *outcome;
+	take(accuracy, pending, &seen);
 }
 
 /* A place to report to, -1 if there is none; reports of keys that are not used any more are read
@@ -363,11 +413,105 @@ void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct 
 	struct qs_checks *checks = check->checks;
 	const CUdeviceptr candidate = (CUdeviceptr)(uintptr_t)g->d;
 	if (done && compare(checks, g, stream, check->reference, candidate, check->slot)) {
-		checks->slot[check->slot].accuracy = check->accuracy;
 		atomic_store(&check->accuracy->least, check->least);
-		atomic_store(&check->accuracy->due, &checks->outcome[check->slot]);
-		atomic_store_explicit(&check->accuracy->pending, checks->sequence,
-		                      memory_order_release);
+		expect(checks, check->accuracy);
 	}
 	pthread_mutex_unlock(&checks->lock);
+}
+
+/* ---- shadow mode --------------------------------------------------------------------------------
+ */
+
+/* One after the other in the same memory, in stream order. */
+static bool try(struct qs_checks *checks, struct qs_candidate *candidate, const struct qs_gemm *g,
+                const struct qs_stream *stream, CUdeviceptr reference, struct qs_failure *failure)
+{
+	const CUdeviceptr d = reference + result_bytes(g);
+	const int slot = take_slot(checks);
+	if (slot < 0)
+		return false;
+	checks->last = -1;
+	if (!run_trial(candidate->engine, candidate->state, g, d, checks->context, stream, failure))
+		return false;
+	if (!compare(checks, g, stream, reference, d, slot))
+		return qs_failed(failure, QS_REASON_ERROR, "comparing");
+	expect(checks, &candidate->accuracy);
+	return true;
+}
+
+static bool is_pending(struct qs_candidate *candidates, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (atomic_load(&candidates[i].accuracy.pending))
+			return true;
+	return false;
+}
+
+static bool try_all(struct qs_checks *checks, struct qs_candidate *candidates, int count,
+                    const struct qs_gemm *g, const struct qs_stream *stream,
+                    struct qs_failure *failure)
+{
+	bool any = false;
+	if (!is_free(checks, stream) || take_slot(checks) < 0 || is_pending(candidates, count))
+		return false;
+	const CUdeviceptr reference = results(checks, g, stream, 2);
+	if (!reference)
+		return qs_failed(failure, QS_REASON_MEMORY, "%zu MiB to compare results",
+		                 2 * result_bytes(g) >> 20);
+	if (!run_native(g, reference, stream))
+		return qs_failed(failure, QS_REASON_ERROR, "the program's own call, made again");
+	for (int i = 0; i < count; i++)
+		any |= try(checks, &candidates[i], g, stream, reference, failure);
+	return any;
+}
+
+bool qs_accuracy_shadow(struct qs_candidate *candidates, int count, const struct qs_gemm *g,
+                        struct qs_context *context, const struct qs_stream *stream,
+                        struct qs_failure *failure)
+{
+	struct qs_checks *checks = checks_of(context);
+	failure->reason = QS_REASON_AUTO;
+	if (!checks)
+		return qs_failed(failure, QS_REASON_MEMORY, "host memory");
+	if (pthread_mutex_trylock(&checks->lock))
+		return false;
+	CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
+	const bool any = try_all(checks, candidates, count, g, stream, failure);
+	exchange(mode);
+	pthread_mutex_unlock(&checks->lock);
+	return any;
+}
+
+/* The memory went with its context, if that is gone, which nobody tells us: read through a pipe it
+ * is an error and no signal. */
+static bool peek(int ends[2], const struct qs_compare_outcome *from, struct qs_compare_outcome *to)
+{
+	return write(ends[1], from, sizeof *from) == (ssize_t)sizeof *from &&
+	       read(ends[0], to, sizeof *to) == (ssize_t)sizeof *to;
+}
+
+static void report(int ends[2], const struct qs_checks *checks)
+{
+	struct qs_compare_outcome seen;
+	for (int i = 0; i < SLOTS; i++) {
+		struct qs_accuracy *accuracy = checks->slot[i].accuracy;
+		const uint64_t sequence = checks->slot[i].sequence;
+		if (accuracy && accuracy->row && atomic_load(&accuracy->pending) == sequence &&
+		    peek(ends, &checks->outcome[i], &seen) && seen.sequence == sequence)
+			take(accuracy, sequence, &seen);
+	}
+}
+
+void qs_accuracy_report(void)
+{
+	int ends[2];
+	const int saved = errno;
+	const struct qs_checks *checks = atomic_load(&all);
+	if (checks && !pipe2(ends, O_CLOEXEC | O_NONBLOCK)) {
+		for (; checks; checks = checks->next)
+			report(ends, checks);
+		close(ends[0]);
+		close(ends[1]);
+	}
+	errno = saved;
 }

@@ -151,7 +151,7 @@ static const struct qs_form *form_of(const struct fp8 *fp8, const struct qs_gemm
                                      const struct qs_choice *choice)
 {
 	struct qs_matrix weight;
-	if (choice->action != QS_ACTION_FP8 || !choice->eager ||
+	if (choice->trial || choice->action != QS_ACTION_FP8 || !choice->eager ||
 	    qs_process()->options->validity < QS_VALIDITY_VERIFIED || !qs_weight_of(g, &weight))
 		return NULL;
 	if (qs_thin_fits(g, context))
@@ -175,7 +175,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 	}
 	fp8->rows = rows;
 	if (!make_parts(fp8, g, context, choice, failure) ||
-	    !tune_in_scratch(fp8, g, context, stream, choice, failure)) {
+	    (!choice->trial && !tune_in_scratch(fp8, g, context, stream, choice, failure))) {
 		destroy(fp8);
 		return NULL;
 	}
