@@ -149,10 +149,11 @@ static bool run_native(const struct qs_gemm *g, CUdeviceptr d, const struct qs_s
 	return done;
 }
 
-/* Columns of D are what follows each other in memory. */
+/* Columns of D are what follows each other in memory. `operand` is what was made of A and B, or
+ * NULL. */
 static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
                     const struct qs_stream *stream, CUdeviceptr reference, CUdeviceptr candidate,
-                    int slot)
+                    const struct qs_compare_operand operand[2], int slot)
 {
 	const struct qs_driver *cu = qs_driver_get();
 	const CUdeviceptr work = checks->memory.base;
@@ -169,6 +170,11 @@ static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
 	        .outcome = (uintptr_t)&checks->outcome[slot],
 	        .sequence = checks->sequence + 1,
 	};
+	for (int i = 0; operand && i < 2; i++) {
+		args.operand[i] = operand[i];
+		args.operand[i].blocks =
+		        qs_compare_blocks(operand[i].rows, operand[i].cols, checks->context->sms);
+	}
 	void *arguments[] = {&args};
 	if (cu->cuMemsetD32Async(work, 0, 1, stream->handle) ||
 	    cu->cuLaunchKernel(checks->context->compare, qs_compare_grid(&args), 1, 1,
@@ -260,7 +266,8 @@ static bool measure(struct qs_checks *checks, const struct qs_engine *engine, vo
 	const CUdeviceptr candidate = reference + result_bytes(g);
 	if (!reference || !run_native(g, reference, stream) ||
 	    !run_trial(engine, state, g, candidate, checks->context, stream, &failure) ||
-	    !compare(checks, g, stream, reference, candidate, TRIAL) || !wait_for_stream(stream))
+	    !compare(checks, g, stream, reference, candidate, NULL, TRIAL) ||
+	    !wait_for_stream(stream))
 		return false;
 	*sqnr = rounded((double)checks->outcome[TRIAL].sqnr);
 	return true;
@@ -308,6 +315,15 @@ static void judge(struct qs_accuracy *accuracy, float sqnr)
 	           accuracy->name, open, accuracy->layer, close, (double)sqnr, FAILURES_MAX, least);
 }
 
+/* The larger of the shares that these elements are of A and of B. */
+static double share_of(const struct qs_accuracy *accuracy, const uint64_t elements[2])
+{
+	const struct qs_key *key = accuracy->row->key;
+	const double a = (double)elements[0] / ((double)key->m * (double)key->k);
+	const double b = (double)elements[1] / ((double)key->n * (double)key->k);
+	return a > b ? a : b;
+}
+
 static void note(const struct qs_accuracy *accuracy, const struct qs_compare_outcome *outcome)
 {
 	const char *layer = accuracy->layer;
@@ -315,8 +331,8 @@ static void note(const struct qs_accuracy *accuracy, const struct qs_compare_out
 	        .sqnr = rounded((double)outcome->sqnr),
 	        .error = outcome->amax > 0 ? (double)outcome->error / (double)outcome->amax : 0,
 	        .amax = (double)outcome->amax,
-	        .saturated = -1,
-	        .flushed = -1,
+	        .saturated = accuracy->described ? share_of(accuracy, outcome->saturated) : -1,
+	        .flushed = accuracy->described ? share_of(accuracy, outcome->flushed) : -1,
 	};
 	qs_note_shadow(accuracy->row, &error);
 	qs_message(QS_LOG_NUMERICS, "%s%s%s%s: %s would have %.1f dB", accuracy->name,
@@ -412,7 +428,7 @@ void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct 
 {
 	struct qs_checks *checks = check->checks;
 	const CUdeviceptr candidate = (CUdeviceptr)(uintptr_t)g->d;
-	if (done && compare(checks, g, stream, check->reference, candidate, check->slot)) {
+	if (done && compare(checks, g, stream, check->reference, candidate, NULL, check->slot)) {
 		atomic_store(&check->accuracy->least, check->least);
 		expect(checks, check->accuracy);
 	}
@@ -426,14 +442,18 @@ void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct 
 static bool try(struct qs_checks *checks, struct qs_candidate *candidate, const struct qs_gemm *g,
                 const struct qs_stream *stream, CUdeviceptr reference, struct qs_failure *failure)
 {
+	struct qs_compare_operand operand[2];
+	const struct qs_engine *engine = candidate->engine;
 	const CUdeviceptr d = reference + result_bytes(g);
 	const int slot = take_slot(checks);
 	if (slot < 0)
 		return false;
 	checks->last = -1;
-	if (!run_trial(candidate->engine, candidate->state, g, d, checks->context, stream, failure))
+	if (!run_trial(engine, candidate->state, g, d, checks->context, stream, failure))
 		return false;
-	if (!compare(checks, g, stream, reference, d, slot))
+	if (engine->describe)
+		engine->describe(candidate->state, g, operand);
+	if (!compare(checks, g, stream, reference, d, engine->describe ? operand : NULL, slot))
 		return qs_failed(failure, QS_REASON_ERROR, "comparing");
 	expect(checks, &candidate->accuracy);
 	return true;

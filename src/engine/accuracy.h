@@ -27,6 +27,7 @@ struct qs_accuracy {
 	const char *name;                             /* of the key, for messages                */
 	const char *layer;                            /* or ""                                   */
 	struct qs_shadow_row *row;                    /* of a candidate: where it is noted       */
+	bool described;                               /* of a candidate: so are its operands     */
 	const struct qs_compare_outcome *_Atomic due; /* where the check under way reports       */
 	_Atomic double least;     /* dB that it must reach, negative = any                     */
 	_Atomic uint64_t pending; /* sequence of that check, 0 = none                          */

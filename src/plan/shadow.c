@@ -64,6 +64,7 @@ static bool prepare(struct qs_candidate *candidate, const struct qs_plan *plan,
 	candidate->engine = plan->engine;
 	candidate->accuracy.name = plan->accuracy->name;
 	candidate->accuracy.layer = plan->accuracy->layer;
+	candidate->accuracy.described = plan->engine->describe != NULL;
 	candidate->accuracy.row =
 	        qs_note_shadow_row(&plan->key, qs_label_name(plan->key.layer), name);
 	if (!candidate->accuracy.row)

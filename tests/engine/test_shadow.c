@@ -56,6 +56,22 @@ static int gradient(int argc, char **argv)
 	return uses(argc, argv);
 }
 
+/* `spike ROW`: one element of B is so large that with its scale all others are 0. */
+static int spike(int argc, char **argv)
+{
+	struct session session;
+	struct made made;
+	struct product p = rows[atoi(argv[0])];
+	(void)argc;
+	p.plant = PLANT_SPIKE;
+	session_open(&session);
+	product_make(&made, &p, 1);
+	for (int i = 0; i < 2; i++)
+		call(&made, &session);
+	must(cudaDeviceSynchronize(), "synchronise");
+	return 0;
+}
+
 /* `once RESET`: nothing follows that could look at what was measured; with RESET the memory it is
  * in is gone. */
 static int once(int argc, char **argv)
@@ -203,9 +219,9 @@ static int edited(int argc, char **argv)
 }
 
 const struct scene scenes[] = {
-        {"uses", uses},         {"gradient", gradient}, {"once", once},     {"layers", layers},
-        {"held", held},         {"streams", streams},   {"edited", edited}, {"captured", captured},
-        {"large", scene_large}, {NULL, NULL},
+        {"uses", uses},         {"gradient", gradient}, {"once", once},       {"layers", layers},
+        {"spike", spike},       {"held", held},         {"streams", streams}, {"edited", edited},
+        {"captured", captured}, {"large", scene_large}, {NULL, NULL},
 };
 
 /* ---- tests ------------------------------------------------------------------------------------
@@ -348,6 +364,30 @@ START_TEST(a_demanded_scaling_is_measured_alone)
 	          with(SHADOW "default.scale=tensor;default.action=auto", fast, NULL), "large", "1",
 	          NULL);
 	ck_detail("fp8 tensor");
+}
+END_TEST
+
+/* Of 48 rows along K, 128 elements each: all that share a scale with the large one are lost. A
+ * reads as stored and turned, B too. */
+START_TEST(what_quantising_loses_is_counted)
+{
+	const bool by_row = _i / 4;
+	const double lost = by_row ? 127.0 / (48 * 128) : (48 * 128 - 1.0) / (48 * 128);
+	static const char *const forms[] = {"0", "1", "2", "6"};
+	run_scene(&outcome, SHIMMED,
+	          with(by_row ? SHADOW FORCE "default.scale=row" : SHADOW FORCE, fast, NULL),
+	          "spike", forms[_i % 4], NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	const struct shadow *line = need(by_row ? "fp8 row" : "fp8 tensor");
+	ck_assert_double_eq_tol(line->flushed, lost, 1e-5);
+	ck_assert(line->saturated == 0);
+}
+END_TEST
+
+START_TEST(what_nf4_loses_is_not_known)
+{
+	run(SHADOW NF4, NULL, "-1", "2", NULL, NULL);
+	ck_assert(need("nf4")->saturated == -1 && need("nf4")->flushed == -1);
 }
 END_TEST
 
@@ -531,6 +571,8 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, the_error_is_that_of_what_would_have_been, 0, 4);
 	tcase_add_loop_test(tcase, auto_is_measured_in_both_scalings, 0, 2);
 	tcase_add_test(tcase, a_demanded_scaling_is_measured_alone);
+	tcase_add_loop_test(tcase, what_quantising_loses_is_counted, 0, 8);
+	tcase_add_test(tcase, what_nf4_loses_is_not_known);
 	tcase_add_test(tcase, gradients_say_their_format);
 	tcase_add_test(tcase, bf16_is_not_measured);
 	tcase_add_loop_test(tcase, nothing_is_kept_and_nothing_timed, 0, 3);
