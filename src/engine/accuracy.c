@@ -4,11 +4,15 @@
  * is used in stream order: another stream may have it once the last comparison has reported. A
  * check that finds it in use, or no place to report to, is made at a later product instead.
  */
+#define _GNU_SOURCE
 #include "engine/accuracy.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/tune.h"
 #include "note/note.h"
@@ -33,9 +37,11 @@ struct qs_checks {
 		uint64_t sequence;
 	} slot[SLOTS + 1];
 	struct qs_compare_outcome *outcome; /* mapped host memory, one for each slot      */
+	struct qs_checks *next;             /* of another context                         */
 };
 
 static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER;
+static struct qs_checks *_Atomic all; /* added to under `creation` */
 
 static CUstreamCaptureMode exchange(CUstreamCaptureMode mode)
 {
@@ -78,8 +84,11 @@ static struct qs_checks *checks_of(struct qs_context *context)
 	if (!checks) {
 		pthread_mutex_lock(&creation);
 		checks = atomic_load(&context->checks);
-		if (!checks && (checks = create(context)))
+		if (!checks && (checks = create(context))) {
+			checks->next = atomic_load(&all);
+			atomic_store(&all, checks);
 			atomic_store_explicit(&context->checks, checks, memory_order_release);
+		}
 		pthread_mutex_unlock(&creation);
 	}
 	return checks && checks->outcome ? checks : NULL;
@@ -88,6 +97,7 @@ static struct qs_checks *checks_of(struct qs_context *context)
 void qs_accuracy_forked(void)
 {
 	pthread_mutex_init(&creation, NULL);
+	atomic_store(&all, NULL);
 }
 
 static bool is_free(const struct qs_checks *checks, const struct qs_stream *stream)
@@ -139,10 +149,11 @@ static bool run_native(const struct qs_gemm *g, CUdeviceptr d, const struct qs_s
 	return done;
 }
 
-/* Columns of D are what follows each other in memory. */
+/* Columns of D are what follows each other in memory. `operand` is what was made of A and B, or
+ * NULL. */
 static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
                     const struct qs_stream *stream, CUdeviceptr reference, CUdeviceptr candidate,
-                    int slot)
+                    const struct qs_compare_operand operand[2], int slot)
 {
 	const struct qs_driver *cu = qs_driver_get();
 	const CUdeviceptr work = checks->memory.base;
@@ -159,6 +170,11 @@ static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
 	        .outcome = (uintptr_t)&checks->outcome[slot],
 	        .sequence = checks->sequence + 1,
 	};
+	for (int i = 0; operand && i < 2; i++) {
+		args.operand[i] = operand[i];
+		args.operand[i].blocks =
+		        qs_compare_blocks(operand[i].rows, operand[i].cols, checks->context->sms);
+	}
 	void *arguments[] = {&args};
 	if (cu->cuMemsetD32Async(work, 0, 1, stream->handle) ||
 	    cu->cuLaunchKernel(checks->context->compare, qs_compare_grid(&args), 1, 1,
@@ -167,6 +183,14 @@ static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
 	checks->slot[slot].sequence = ++checks->sequence;
 	checks->last = slot;
 	return true;
+}
+
+/* The last comparison is this one's: what it reports will be looked at. */
+static void expect(struct qs_checks *checks, struct qs_accuracy *accuracy)
+{
+	checks->slot[checks->last].accuracy = accuracy;
+	atomic_store(&accuracy->due, &checks->outcome[checks->last]);
+	atomic_store_explicit(&accuracy->pending, checks->sequence, memory_order_release);
 }
 
 /* ---- trials -------------------------------------------------------------------------------------
@@ -211,9 +235,9 @@ static void forget_operands(struct qs_context *context, const struct qs_stream *
 
 /* The engine's product, into `d`. */
 static bool run_trial(const struct qs_engine *engine, void *state, const struct qs_gemm *g,
-                      CUdeviceptr d, struct qs_context *context, const struct qs_stream *stream)
+                      CUdeviceptr d, struct qs_context *context, const struct qs_stream *stream,
+                      struct qs_failure *failure)
 {
-	struct qs_failure failure;
 	struct qs_gemm trial = *g;
 	uint64_t bytes = 0;
 	trial.d = (void *)(uintptr_t)d;
@@ -222,23 +246,30 @@ static bool run_trial(const struct qs_engine *engine, void *state, const struct 
 	if (g->key.in_place && g->key.beta != QS_SCALAR_ZERO &&
 	    qs_driver_get()->cuMemcpyDtoDAsync_v2(d, (CUdeviceptr)(uintptr_t)g->d, d_bytes(g),
 	                                          stream->handle))
-		return false;
-	const bool done = engine->run(state, &trial, context, stream, &bytes, &failure);
+		return qs_failed(failure, QS_REASON_ERROR, "copying C");
+	const bool done = engine->run(state, &trial, context, stream, &bytes, failure);
 	forget_operands(context, stream);
 	return done;
+}
+
+/* To hundredths of a dB, as the tuned file and the logs have it. */
+static double rounded(double sqnr)
+{
+	return (double)(int64_t)(100 * sqnr + (sqnr < 0 ? -0.5 : 0.5)) / 100;
 }
 
 static bool measure(struct qs_checks *checks, const struct qs_engine *engine, void *state,
                     const struct qs_gemm *g, const struct qs_stream *stream, double *sqnr)
 {
+	struct qs_failure failure;
 	const CUdeviceptr reference = results(checks, g, stream, 2);
 	const CUdeviceptr candidate = reference + result_bytes(g);
 	if (!reference || !run_native(g, reference, stream) ||
-	    !run_trial(engine, state, g, candidate, checks->context, stream) ||
-	    !compare(checks, g, stream, reference, candidate, TRIAL) || !wait_for_stream(stream))
+	    !run_trial(engine, state, g, candidate, checks->context, stream, &failure) ||
+	    !compare(checks, g, stream, reference, candidate, NULL, TRIAL) ||
+	    !wait_for_stream(stream))
 		return false;
-	const double hundredths = (double)checks->outcome[TRIAL].sqnr * 100;
-	*sqnr = (double)(int64_t)(hundredths + (hundredths < 0 ? -0.5 : 0.5)) / 100;
+	*sqnr = rounded((double)checks->outcome[TRIAL].sqnr);
 	return true;
 }
 
@@ -284,18 +315,53 @@ static void judge(struct qs_accuracy *accuracy, float sqnr)
 	           accuracy->name, open, accuracy->layer, close, (double)sqnr, FAILURES_MAX, least);
 }
 
+/* The larger of the shares that these elements are of A and of B. */
+static double share_of(const struct qs_accuracy *accuracy, const uint64_t elements[2])
+{
+	const struct qs_key *key = accuracy->row->key;
+	const double a = (double)elements[0] / ((double)key->m * (double)key->k);
+	const double b = (double)elements[1] / ((double)key->n * (double)key->k);
+	return a > b ? a : b;
+}
+
+static void note(const struct qs_accuracy *accuracy, const struct qs_compare_outcome *outcome)
+{
+	const char *layer = accuracy->layer;
+	const struct qs_shadow_error error = {
+	        .sqnr = rounded((double)outcome->sqnr),
+	        .error = outcome->amax > 0 ? (double)outcome->error / (double)outcome->amax : 0,
+	        .amax = (double)outcome->amax,
+	        .saturated = accuracy->described ? share_of(accuracy, outcome->saturated) : -1,
+	        .flushed = accuracy->described ? share_of(accuracy, outcome->flushed) : -1,
+	};
+	qs_note_shadow(accuracy->row, &error);
+	qs_message(QS_LOG_NUMERICS, "%s%s%s%s: %s would have %.1f dB", accuracy->name,
+	           *layer ? " [" : "", layer, *layer ? "]" : "", accuracy->row->candidate,
+	           error.sqnr);
+}
+
 /* The place may be used anew once `pending` has changed: what was read before is of no use then. */
+static void take(struct qs_accuracy *accuracy, uint64_t pending,
+                 const struct qs_compare_outcome *outcome)
+{
+	if (!atomic_compare_exchange_strong(&accuracy->pending, &pending, 0))
+		return;
+	if (accuracy->row)
+		note(accuracy, outcome);
+	else
+		judge(accuracy, outcome->sqnr);
+}
+
 void qs_accuracy_look(struct qs_accuracy *accuracy)
 {
-	uint64_t pending = atomic_load_explicit(&accuracy->pending, memory_order_acquire);
+	const uint64_t pending = atomic_load_explicit(&accuracy->pending, memory_order_acquire);
 	if (!pending)
 		return;
 	const struct qs_compare_outcome *outcome = atomic_load(&accuracy->due);
 	if (!is_done(outcome, pending))
 		return;
-	const float sqnr = outcome->sqnr;
-	if (atomic_compare_exchange_strong(&accuracy->pending, &pending, 0))
-		judge(accuracy, sqnr);
+	const struct qs_compare_outcome seen = *outcome;
+	take(accuracy, pending, &seen);
 }
 
 /* A place to report to, -1 if there is none; reports of keys that are not used any more are read
@@ -362,12 +428,110 @@ void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct 
 {
 	struct qs_checks *checks = check->checks;
 	const CUdeviceptr candidate = (CUdeviceptr)(uintptr_t)g->d;
-	if (done && compare(checks, g, stream, check->reference, candidate, check->slot)) {
-		checks->slot[check->slot].accuracy = check->accuracy;
+	if (done && compare(checks, g, stream, check->reference, candidate, NULL, check->slot)) {
 		atomic_store(&check->accuracy->least, check->least);
-		atomic_store(&check->accuracy->due, &checks->outcome[check->slot]);
-		atomic_store_explicit(&check->accuracy->pending, checks->sequence,
-		                      memory_order_release);
+		expect(checks, check->accuracy);
 	}
 	pthread_mutex_unlock(&checks->lock);
+}
+
+/* ---- shadow mode --------------------------------------------------------------------------------
+ */
+
+/* One after the other in the same memory, in stream order. */
+static bool try(struct qs_checks *checks, struct qs_candidate *candidate, const struct qs_gemm *g,
+                const struct qs_stream *stream, CUdeviceptr reference, struct qs_failure *failure)
+{
+	struct qs_compare_operand operand[2];
+	const struct qs_engine *engine = candidate->engine;
+	const CUdeviceptr d = reference + result_bytes(g);
+	const int slot = take_slot(checks);
+	if (slot < 0)
+		return false;
+	checks->last = -1;
+	if (!run_trial(engine, candidate->state, g, d, checks->context, stream, failure))
+		return false;
+	if (engine->describe)
+		engine->describe(candidate->state, g, operand);
+	if (!compare(checks, g, stream, reference, d, engine->describe ? operand : NULL, slot))
+		return qs_failed(failure, QS_REASON_ERROR, "comparing");
+	expect(checks, &candidate->accuracy);
+	return true;
+}
+
+static bool is_pending(struct qs_candidate *candidates, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (atomic_load(&candidates[i].accuracy.pending))
+			return true;
+	return false;
+}
+
+static bool try_all(struct qs_checks *checks, struct qs_candidate *candidates, int count,
+                    const struct qs_gemm *g, const struct qs_stream *stream,
+                    struct qs_failure *failure)
+{
+	bool any = false;
+	if (!is_free(checks, stream) || take_slot(checks) < 0 || is_pending(candidates, count))
+		return false;
+	const CUdeviceptr reference = results(checks, g, stream, 2);
+	if (!reference)
+		return qs_failed(failure, QS_REASON_MEMORY, "%zu MiB to compare results",
+		                 2 * result_bytes(g) >> 20);
+	if (!run_native(g, reference, stream))
+		return qs_failed(failure, QS_REASON_ERROR, "the program's own call, made again");
+	for (int i = 0; i < count; i++)
+		any |= try(checks, &candidates[i], g, stream, reference, failure);
+	return any;
+}
+
+bool qs_accuracy_shadow(struct qs_candidate *candidates, int count, const struct qs_gemm *g,
+                        struct qs_context *context, const struct qs_stream *stream,
+                        struct qs_failure *failure)
+{
+	struct qs_checks *checks = checks_of(context);
+	failure->reason = QS_REASON_AUTO;
+	if (!checks)
+		return qs_failed(failure, QS_REASON_MEMORY, "host memory");
+	if (pthread_mutex_trylock(&checks->lock))
+		return false;
+	CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
+	const bool any = try_all(checks, candidates, count, g, stream, failure);
+	exchange(mode);
+	pthread_mutex_unlock(&checks->lock);
+	return any;
+}
+
+/* The memory went with its context, if that is gone, which nobody tells us: read through a pipe it
+ * is an error and no signal. */
+static bool peek(int ends[2], const struct qs_compare_outcome *from, struct qs_compare_outcome *to)
+{
+	return write(ends[1], from, sizeof *from) == (ssize_t)sizeof *from &&
+	       read(ends[0], to, sizeof *to) == (ssize_t)sizeof *to;
+}
+
+static void report(int ends[2], const struct qs_checks *checks)
+{
+	struct qs_compare_outcome seen;
+	for (int i = 0; i < SLOTS; i++) {
+		struct qs_accuracy *accuracy = checks->slot[i].accuracy;
+		const uint64_t sequence = checks->slot[i].sequence;
+		if (accuracy && accuracy->row && atomic_load(&accuracy->pending) == sequence &&
+		    peek(ends, &checks->outcome[i], &seen) && seen.sequence == sequence)
+			take(accuracy, sequence, &seen);
+	}
+}
+
+void qs_accuracy_report(void)
+{
+	int ends[2];
+	const int saved = errno;
+	const struct qs_checks *checks = atomic_load(&all);
+	if (checks && !pipe2(ends, O_CLOEXEC | O_NONBLOCK)) {
+		for (; checks; checks = checks->next)
+			report(ends, checks);
+		close(ends[0]);
+		close(ends[1]);
+	}
+	errno = saved;
 }

@@ -6,21 +6,28 @@
  * product of the key finds it in mapped host memory: nothing waits. Three checks in a row below
  * what the policy wants demote the key for the rest of the run, whatever the policy says later.
  *
+ * In shadow mode no engine writes D: trials of the engines are compared with the program's own
+ * call, all in memory of ours, and what comes of it is only noted (qs_accuracy_shadow).
+ *
  * Captured products are not checked: a graph would check at each replay.
  *
  * accuracy.c  qs_accuracy_measure qs_accuracy_look qs_check_begin qs_check_end
- *             qs_accuracy_forked
+ *             qs_accuracy_shadow qs_accuracy_report qs_accuracy_forked
  */
 #ifndef QS_ENGINE_ACCURACY_H
 #define QS_ENGINE_ACCURACY_H
 
 #include "engine/engine.h"
 #include "kernels/compare.h"
+#include "note/note.h"
 
-/* What is known of the accuracy of one key. Lives as long as the process; zero at first. */
+/* What is known of the accuracy of one key, or of one candidate for it in shadow mode. Lives as
+ * long as the process; zero at first. */
 struct qs_accuracy {
 	const char *name;                             /* of the key, for messages                */
 	const char *layer;                            /* or ""                                   */
+	struct qs_shadow_row *row;                    /* of a candidate: where it is noted       */
+	bool described;                               /* of a candidate: so are its operands     */
 	const struct qs_compare_outcome *_Atomic due; /* where the check under way reports       */
 	_Atomic double least;     /* dB that it must reach, negative = any                     */
 	_Atomic uint64_t pending; /* sequence of that check, 0 = none                          */
@@ -57,6 +64,23 @@ void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct 
                   bool done);
 /* Takes note of a check that has reported, if there is one. */
 void qs_accuracy_look(struct qs_accuracy *accuracy);
+
+/* What would take the place of the program's own call. */
+struct qs_candidate {
+	const struct qs_engine *engine;
+	void *state; /* prepared with choice.trial */
+	struct qs_accuracy accuracy;
+};
+
+/* Submits a trial of each candidate and its comparison with the program's own call, which is made
+ * once more (g->repeat); waits for nothing. True if at least one was submitted. *failure is why one
+ * was not; with reason AUTO there is none: the memory is in use, a later product may find it free.
+ * Not while capturing. */
+bool qs_accuracy_shadow(struct qs_candidate *candidates, int count, const struct qs_gemm *g,
+                        struct qs_context *context, const struct qs_stream *stream,
+                        struct qs_failure *failure);
+/* At exit: notes what candidates have reported since their last product. Does not touch CUDA. */
+void qs_accuracy_report(void);
 /* In a forked child: make the lock usable. */
 void qs_accuracy_forked(void);
 

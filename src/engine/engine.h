@@ -19,6 +19,7 @@
 
 #include "device/device.h"
 #include "gemm/gemm.h"
+#include "kernels/compare.h"
 #include "policy/policy.h"
 
 /* What went wrong, for the decision log. */
@@ -37,6 +38,10 @@ struct qs_engine {
 	 * *bytes is what was written to quantised operands. */
 	bool (*run)(void *state, const struct qs_gemm *g, struct qs_context *context,
 	            const struct qs_stream *stream, uint64_t *bytes, struct qs_failure *failure);
+	/* What the last run of a state that was prepared for trials made of operands A and B, until
+	 * the next run; all but the blocks. NULL = this engine cannot tell. */
+	void (*describe)(const void *state, const struct qs_gemm *g,
+	                 struct qs_compare_operand operand[2]);
 	/* Gives up a state that no product will use. */
 	void (*destroy)(void *state);
 };

@@ -24,6 +24,8 @@ struct fp8 {
 	struct qs_operands operands; /* quantisation and scratch layout                   */
 	bool rows;                   /* a scale for each row along K, not one an operand  */
 	const struct qs_form *form;  /* in which A may be kept, NULL = it may not         */
+	bool trial;                  /* run by one at a time, for its error               */
+	struct qs_pair last;         /* of a trial: its operands                          */
 };
 
 /* Bytes of scratch; `both` as for qs_operands_total(). */
@@ -151,7 +153,7 @@ static const struct qs_form *form_of(const struct fp8 *fp8, const struct qs_gemm
                                      const struct qs_choice *choice)
 {
 	struct qs_matrix weight;
-	if (choice->action != QS_ACTION_FP8 || !choice->eager ||
+	if (choice->trial || choice->action != QS_ACTION_FP8 || !choice->eager ||
 	    qs_process()->options->validity < QS_VALIDITY_VERIFIED || !qs_weight_of(g, &weight))
 		return NULL;
 	if (qs_thin_fits(g, context))
@@ -174,8 +176,9 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		return NULL;
 	}
 	fp8->rows = rows;
+	fp8->trial = choice->trial;
 	if (!make_parts(fp8, g, context, choice, failure) ||
-	    !tune_in_scratch(fp8, g, context, stream, choice, failure)) {
+	    (!choice->trial && !tune_in_scratch(fp8, g, context, stream, choice, failure))) {
 		destroy(fp8);
 		return NULL;
 	}
@@ -197,6 +200,8 @@ static bool submit(struct fp8 *fp8, const struct qs_gemm *g, const struct qs_con
 	CUresult error = make_operands(fp8, g, context, stream, scratch, may_reuse(), pair);
 	if (error)
 		return qs_failed(failure, QS_REASON_ERROR, "quantising: %s", qs_error_name(error));
+	if (fp8->trial)
+		fp8->last = *pair;
 	const struct qs_lt_call call = qs_lt_call_fp8(g, stream->handle, scratch->base, pair);
 	cublasStatus_t status = qs_lt_run(fp8->lt, &call, atomic_load(&fp8->lt->best));
 	qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
@@ -278,9 +283,31 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 	return done;
 }
 
+static void describe(const void *state, const struct qs_gemm *g,
+                     struct qs_compare_operand operand[2])
+{
+	const struct fp8 *fp8 = state;
+	const void *const source[2] = {g->a, g->b};
+	for (int i = 0; i < 2; i++) {
+		const struct qs_quantise_operand *shape = &fp8->operands.shape[i];
+		operand[i] = (struct qs_compare_operand){
+		        .source = (uintptr_t)source[i],
+		        .scale = fp8->last.scale[i],
+		        .rows = shape->outer,
+		        .cols = shape->inner,
+		        .ld = shape->ld,
+		        .format = shape->format,
+		        .scales = !fp8->rows                ? QS_COMPARE_ONE_SCALE
+		                  : fp8->operands.turned[i] ? QS_COMPARE_SCALE_OF_COL
+		                                            : QS_COMPARE_SCALE_OF_ROW,
+		};
+	}
+}
+
 const struct qs_engine qs_engine_fp8 = {
         .action = QS_ACTION_FP8,
         .prepare = prepare,
         .run = run,
+        .describe = describe,
         .destroy = destroy,
 };

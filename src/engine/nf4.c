@@ -26,6 +26,7 @@
 struct nf4 {
 	struct qs_lt *lt;            /* NULL: few tokens                                   */
 	struct qs_operands operands; /* A is never quantised by it                         */
+	bool keeps;                  /* the packed weight, between calls                   */
 };
 
 /* Where things are in a scratch block, in bytes from its start; some may be empty. */
@@ -213,7 +214,7 @@ static bool run(void *state, const struct qs_gemm *g, struct qs_context *context
 	enum qs_reason why = QS_REASON_UNTRACKED;
 	struct qs_kept *kept = NULL;
 	qs_weight_of(g, &call.weight);
-	if (qs_process()->options->validity >= QS_VALIDITY_VERIFIED)
+	if (nf4->keeps)
 		kept = qs_kept_find(context, stream, &call.weight, &qs_form_nf4,
 		                    qs_process()->options, &why);
 	if (!kept && (why == QS_REASON_NONFINITE || stream->capturing))
@@ -287,7 +288,8 @@ static bool prepare_many(struct nf4 *nf4, const struct qs_gemm *g, struct qs_con
 {
 	qs_operands_plan(&nf4->operands, &g->key, false, 0);
 	nf4->lt = qs_lt_create_fp8(g, &nf4->operands, false, failure);
-	return nf4->lt && time_in_scratch(nf4, g, context, stream, choice, failure);
+	return nf4->lt &&
+	       (choice->trial || time_in_scratch(nf4, g, context, stream, choice, failure));
 }
 
 /* With few tokens nothing is timed: there is one kernel, and it reads a quarter of the bytes. But a
@@ -304,13 +306,14 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");
 		return NULL;
 	}
+	nf4->keeps = !choice->trial && qs_process()->options->validity >= QS_VALIDITY_VERIFIED;
 	if (!qs_thin_fits(g, context)) {
 		if (prepare_many(nf4, g, context, stream, choice, failure))
 			return nf4;
 		destroy(nf4);
 		return NULL;
 	}
-	if (!qs_epoch_trusted())
+	if (!choice->trial && !qs_epoch_trusted())
 		qs_run_native(g, context);
 	return nf4;
 }

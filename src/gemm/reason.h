@@ -15,7 +15,8 @@
 	  "edit the file that [tune] file names")                                                  \
 	X(OFF, "off", "qshim is switched off", "set QSHIM=on, or mode = on in the policy")         \
 	X(OBSERVE, "observe", "products are only observed", "set QSHIM=on, or mode = on")          \
-	X(SHADOW, "shadow", "the native result was returned", "set mode = on to use fp8")          \
+	X(SHADOW, "shadow", "shadow mode: the program's own product, others only measured",        \
+	  "set QSHIM=on, or mode = on")                                                            \
 	X(PROCESS, "process", "[qshim] process excludes this executable", "add its name there")    \
 	X(POLICY, "policy", "the policy could not be used",                                        \
 	  "correct the error reported on stderr")                                                  \

@@ -136,6 +136,46 @@ void qs_note_decision(const struct qs_decision *decision)
 	errno = saved;
 }
 
+static size_t make_shadow_line(const struct qs_shadow_row *row)
+{
+	char key[256];
+	struct qs_json json;
+	qs_key_text(row->key, key, sizeof key);
+	qs_json_begin(&json, line, sizeof line);
+	qs_json_number(&json, "v", FORMAT_VERSION);
+	qs_json_number(&json, "rank", qs_rank());
+	qs_json_text(&json, "t", "shadow", WORD_ROOM);
+	qs_json_text(&json, "key", key, TEXT_ROOM);
+	if (row->key->role != QS_ROLE_UNKNOWN)
+		qs_json_text(&json, "role", qs_role_name(row->key->role), WORD_ROOM);
+	if (row->key->weight)
+		qs_json_number(&json, "weight", row->key->weight - 1);
+	qs_json_text(&json, "layer", row->layer, TEXT_ROOM);
+	qs_json_text(&json, "candidate", row->candidate, WORD_ROOM);
+	qs_json_number(&json, "checks", (int64_t)row->checks);
+	qs_json_real(&json, "sqnr", row->last);
+	qs_json_real(&json, "least", row->least);
+	qs_json_real(&json, "error", row->error);
+	qs_json_real(&json, "amax", row->amax);
+	if (row->saturated >= 0)
+		qs_json_real(&json, "saturated", row->saturated);
+	if (row->flushed >= 0)
+		qs_json_real(&json, "flushed", row->flushed);
+	return qs_json_end(&json);
+}
+
+void qs_decision_shadow(const struct qs_shadow_row *row)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec++;
+	if (pthread_mutex_timedlock(&lock, &until))
+		return;
+	if (file.fd >= 0)
+		write_line(make_shadow_line(row));
+	pthread_mutex_unlock(&lock);
+}
+
 static size_t make_policy_line(const char *name, int changed)
 {
 	struct qs_json json;

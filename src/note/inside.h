@@ -1,10 +1,11 @@
 /* Inside note/: writing without harm to the host, JSON lines, and what the parts tell each other.
  *
  * write.c     qs_allocate qs_error_text qs_file_open qs_file_write qs_file_forget
- * json.c      qs_json_begin qs_json_text qs_json_number qs_json_end
+ * json.c      qs_json_begin qs_json_text qs_json_number qs_json_real qs_json_end
  * message.c   qs_note_options
- * decision.c  qs_decision_start qs_decision_forked
+ * decision.c  qs_decision_start qs_decision_shadow qs_decision_forked
  * counter.c   qs_counter_start qs_counter_forked qs_counter_lock qs_counter_unlock
+ * shadow.c    qs_shadow_rows qs_shadow_forked
  * summary.c   qs_summary_forked
  */
 #ifndef QS_NOTE_INSIDE_H
@@ -45,6 +46,8 @@ void qs_json_begin(struct qs_json *json, char *text, size_t size);
 /* At most `room` bytes of text; bytes that are not UTF-8 become U+FFFD. NULL adds nothing. */
 void qs_json_text(struct qs_json *json, const char *name, const char *value, size_t room);
 void qs_json_number(struct qs_json *json, const char *name, int64_t value);
+/* Six digits, whatever the locale; nothing is added for what is not finite. */
+void qs_json_real(struct qs_json *json, const char *name, double value);
 /* Closes the object and the line; returns its length. */
 size_t qs_json_end(struct qs_json *json);
 
@@ -56,6 +59,8 @@ const struct qs_options *qs_note_options(void);
 
 /* Opens decisions.%r.%p.jsonl and writes its first line; false and a message if it cannot. */
 bool qs_decision_start(const char *directory);
+/* Writes what a row has now. Gives up where exit() may have interrupted another writer. */
+void qs_decision_shadow(const struct qs_shadow_row *row);
 void qs_decision_forked(void);
 /* Makes room for `keys` keys: in counters.%r.%p.bin, or without directory in anonymous memory. */
 void qs_counter_start(const char *directory, int64_t keys);
@@ -64,6 +69,9 @@ void qs_counter_forked(void);
  * by a signal handler that interrupted the holder. */
 bool qs_counter_lock(void);
 void qs_counter_unlock(void);
+/* The row made last, and by `next` all others; NULL = none. */
+const struct qs_shadow_row *qs_shadow_rows(void);
+void qs_shadow_forked(void);
 void qs_summary_forked(void);
 
 #endif

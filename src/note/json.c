@@ -121,6 +121,23 @@ void qs_json_number(struct qs_json *json, const char *name, int64_t value)
 		json->used = before;
 }
 
+/* A locale may write the point as anything else, even in several bytes. */
+void qs_json_real(struct qs_json *json, const char *name, double value)
+{
+	char text[40], plain[40];
+	size_t before = json->used, length = 0;
+	if (!(value - value == 0))
+		return;
+	snprintf(text, sizeof text, "%.6g", value);
+	for (const char *at = text; *at; at++) {
+		const bool plainly = strchr("0123456789+-e", *at) != NULL;
+		if (plainly || plain[length - 1] != '.')
+			plain[length++] = plainly ? *at : '.';
+	}
+	if (!add_name(json, name) || !add(json, plain, length))
+		json->used = before;
+}
+
 size_t qs_json_end(struct qs_json *json)
 {
 	memcpy(json->text + json->used, "}\n", CLOSING);

@@ -185,5 +185,6 @@ void qs_note_forked(void)
 	atomic_store(&target, TO_STDERR);
 	qs_decision_forked();
 	qs_counter_forked();
+	qs_shadow_forked();
 	qs_summary_forked();
 }

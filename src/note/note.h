@@ -10,6 +10,7 @@
  * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
  *             qs_counter_header
+ * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
  * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_notice
  * json.c and the rest of write.c   inside, see inside.h
  */
@@ -140,6 +141,33 @@ struct qs_decision {
 	const char *library;   /* path of the copy of cuBLAS, or NULL                        */
 };
 void qs_note_decision(const struct qs_decision *decision);
+
+/* What the products of one key would have been in one form of lower precision. */
+struct qs_shadow_row {
+	const struct qs_key *key;
+	const char *layer;         /* or NULL                                                  */
+	char candidate[24];        /* the form, "fp8 row"                                      */
+	uint64_t checks;           /* products that were compared                              */
+	double last, least;        /* SQNR against the program's own results, dB               */
+	double error;              /* largest difference by amax, the worst of all checks      */
+	double amax;               /* largest element of the program's own results             */
+	double saturated, flushed; /* largest share of an operand's elements; -1 = unknown     */
+	uint64_t logged;           /* checks in the last line of the log                       */
+	struct qs_shadow_row *next;
+};
+
+/* One comparison. */
+struct qs_shadow_error {
+	double sqnr, error, amax, saturated, flushed; /* as in struct qs_shadow_row */
+};
+
+/* The row of a form and a key, made if new; NULL if memory is out. Key and layer must stay. */
+struct qs_shadow_row *qs_note_shadow_row(const struct qs_key *key, const char *layer,
+                                         const char *candidate);
+/* Adds a comparison. A line of the log tells the row's 1st, 2nd, 4th, 8th, ... */
+void qs_note_shadow(struct qs_shadow_row *row, const struct qs_shadow_error *error);
+/* At exit: logs the rows that have changed since their last line. */
+void qs_note_shadow_report(void);
 
 /* The one-time line that lower precision is in effect; prints nothing if quiet. */
 void qs_note_notice(enum qs_action action);

@@ -13,7 +13,7 @@
 
 #include "note/inside.h"
 
-#define ROWS_MAX 40
+#define ROWS_MAX 40 /* of a table */
 #define MIB      1048576.0
 
 /* A slot, or the sum of all, as it was when the table was made. */
@@ -31,7 +31,7 @@ struct table {
 	size_t shown, all;         /* rows kept, rows seen                */
 };
 
-static char page[16384]; /* the table as text; exit happens once */
+static char page[32768]; /* the tables as text; exit happens once */
 static size_t used;      /* bytes of it                          */
 
 __attribute__((format(printf, 1, 2))) static void put(const char *format, ...)
@@ -209,6 +209,68 @@ static void put_table(const struct table *table)
 		    "why\n");
 }
 
+/* ---- shadow mode --------------------------------------------------------------------------------
+ */
+
+/* The rows with the least SQNR, in order. */
+struct shadow_table {
+	const struct qs_shadow_row *rows[ROWS_MAX];
+	size_t shown, all; /* rows kept, rows seen */
+};
+
+static void insert_shadow(struct shadow_table *table, const struct qs_shadow_row *row)
+{
+	size_t at = table->shown;
+	while (at > 0 && row->least < table->rows[at - 1]->least)
+		at--;
+	if (at == ROWS_MAX)
+		return;
+	if (table->shown < ROWS_MAX)
+		table->shown++;
+	memmove(&table->rows[at + 1], &table->rows[at],
+	        (table->shown - at - 1) * sizeof *table->rows);
+	table->rows[at] = row;
+}
+
+/* A share in percent; "-" where it is not known. */
+static const char *share_text(double share, char text[16])
+{
+	if (share < 0)
+		return "-";
+	snprintf(text, 16, "%.4f", 100 * share);
+	return text;
+}
+
+static void put_shadow_row(const struct qs_shadow_row *row)
+{
+	char key[112], saturated[16], flushed[16];
+	qs_key_text(row->key, key, sizeof key);
+	put("qshim: %8.1f %8.1f %9.3f %10.4g %9s %9s %8llu  %-16s  %.63s%s%s\n", row->last,
+	    row->least, 100 * row->error, row->amax, share_text(row->saturated, saturated),
+	    share_text(row->flushed, flushed), (unsigned long long)row->checks, row->candidate,
+	    row->layer ? row->layer : "", row->layer ? "  " : "", key);
+}
+
+static void put_shadow(void)
+{
+	struct shadow_table table = {.all = 0};
+	for (const struct qs_shadow_row *row = qs_shadow_rows(); row; row = row->next) {
+		if (!row->checks)
+			continue;
+		table.all++;
+		insert_shadow(&table, row);
+	}
+	if (!table.all)
+		return;
+	put("qshim: shadow mode: what lower precision would have done to products, worst first\n");
+	put("qshim: %8s %8s %9s %10s %9s %9s %8s  %-16s  %s\n", "SQNR dB", "least", "error %",
+	    "amax", "sat. %", "flushed %", "checks", "candidate", "product");
+	for (size_t i = 0; i < table.shown; i++)
+		put_shadow_row(table.rows[i]);
+	if (table.all > table.shown)
+		put("qshim: and %zu more, in the decision log\n", table.all - table.shown);
+}
+
 static bool is_wanted(const struct qs_options *options)
 {
 	if (!options || options->summary == QS_SUMMARY_NEVER)
@@ -235,6 +297,7 @@ void qs_note_summary(void)
 			put_table(&table);
 		else if (options->summary == QS_SUMMARY_ALWAYS)
 			put("qshim: no matrix product was seen\n");
+		put_shadow();
 		if (locked)
 			qs_counter_unlock();
 		qs_write(STDERR_FILENO, page, used);

@@ -50,6 +50,15 @@ static void decide_action(struct qs_plan *plan)
 	}
 }
 
+/* The program's own precision has no error to be measured. */
+static void shadow(struct qs_plan *plan)
+{
+	const struct qs_engine *engine = plan->action == QS_ACTION_BF16 ? NULL : plan->engine;
+	pass(plan, QS_REASON_SHADOW);
+	plan->engine = engine;
+	plan->shadow = engine != NULL;
+}
+
 /* In a mode that replaces nothing, what would have been replaced says so; the rest keeps its own
  * reason, which is what an observer wants to see. */
 static void apply_mode(struct qs_plan *plan, enum qs_mode mode)
@@ -59,7 +68,7 @@ static void apply_mode(struct qs_plan *plan, enum qs_mode mode)
 	if (mode == QS_MODE_OBSERVE)
 		pass(plan, QS_REASON_OBSERVE);
 	if (mode == QS_MODE_SHADOW)
-		pass(plan, QS_REASON_SHADOW);
+		shadow(plan);
 	if (mode == QS_MODE_OFF) /* since the start */
 		pass(plan, QS_REASON_OFF);
 }

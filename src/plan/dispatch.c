@@ -35,12 +35,14 @@ static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_ac
 	});
 }
 
-/* A call that passes although its key has an engine: counted, and logged once per reason. */
+/* A call that passes although its key has an engine: counted, and logged once per reason. In shadow
+ * mode all of them pass, as was planned. */
 static bool pass_late(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason reason,
                       const char *detail)
 {
 	uint64_t bit = (uint64_t)1 << reason;
-	atomic_fetch_add_explicit(&plan->counter->late, 1, memory_order_relaxed);
+	if (!plan->shadow)
+		atomic_fetch_add_explicit(&plan->counter->late, 1, memory_order_relaxed);
 	if (!(atomic_fetch_or(&plan->told, bit) & bit))
 		note(plan, g, QS_ACTION_NATIVE, reason, detail);
 	return false;
@@ -137,7 +139,9 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 	if (failure.reason == QS_REASON_AUTO)
 		failure.reason = check_library(g->library);
 	if (failure.reason == QS_REASON_AUTO)
-		instance->state = make_state(plan, g, instance->context, stream, &failure);
+		instance->state =
+		        plan->shadow ? qs_shadow_make(plan, g, instance->context, stream, &failure)
+		                     : make_state(plan, g, instance->context, stream, &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
 	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
 	qs_plan_outcome(plan, action, instance->reason);
@@ -199,6 +203,18 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	return pass_late(plan, g, failure.reason, failure.detail);
 }
 
+/* Nothing the program sees is written: whatever comes of it, its own call follows. */
+static bool measure(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
+                    const struct qs_stream *stream)
+{
+	struct qs_failure failure;
+	if (qs_shadow_measure(instance->state, g, instance->context, stream, &failure))
+		return false;
+	if (failure.reason == QS_REASON_ERROR)
+		atomic_fetch_add(&instance->failures, 1);
+	return pass_late(plan, g, failure.reason, failure.detail);
+}
+
 /* The context of this call, set up if new and the stream is not capturing. */
 static struct qs_context *find_context(const struct qs_stream *stream, enum qs_reason *why)
 {
@@ -215,7 +231,7 @@ static bool replace_here(struct qs_plan *plan, struct qs_instance *instance,
 		return pass_late(plan, g, QS_REASON_CONTEXT, NULL);
 	if (qs_overlap(g))
 		return pass_late(plan, g, QS_REASON_ALIAS, NULL);
-	return run(plan, instance, g, stream);
+	return plan->shadow ? measure(plan, instance, g, stream) : run(plan, instance, g, stream);
 }
 
 /* A key that is demoted passes as if it had been decided so: told once for each of its plans. */
@@ -246,7 +262,7 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_stream stream;
 	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
-	if (instance && !instance->state)
+	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state))))
 		return false;
 	qs_accuracy_look(plan->accuracy);
 	if (qs_plan_demoted(plan))

@@ -10,6 +10,7 @@
  *             qs_weights_forked
  * period.c    qs_period_reset qs_period_add
  * decide.c    qs_decide
+ * shadow.c    qs_shadow_make qs_shadow_is_due qs_shadow_measure
  * label.h     layer names: label.c layer.c
  * share.h     the time that products take: share.c
  * eligible.c  qs_eligible qs_overlap
@@ -32,7 +33,7 @@
  * for `failures`. */
 struct qs_instance {
 	struct qs_context *context;
-	void *state;              /* the engine's, NULL = pass                  */
+	void *state;              /* the engine's, NULL = pass; in shadow mode: of shadow.c */
 	enum qs_reason reason;    /* why, when state is NULL                    */
 	_Atomic int failures;     /* runs that failed; too many and it passes   */
 	struct qs_instance *next; /* other contexts                             */
@@ -49,6 +50,7 @@ struct qs_plan {
 	enum qs_reason reason;             /* why                                                */
 	const char *rule;                  /* name of the rule, NULL if none was asked           */
 	const struct qs_engine *engine;    /* NULL = pass                                        */
+	bool shadow;                       /* pass, and measure what the engine would have done  */
 	struct qs_counter *counter;        /* never NULL                                         */
 	struct qs_accuracy *accuracy;      /* of the key, never NULL                             */
 	struct qs_instance *_Atomic first; /* contexts met so far                                */
@@ -101,6 +103,21 @@ void qs_plan_table_forked(void);
 /* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the
  * step. `again`: the policy was asked for this key before. */
 void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again);
+
+struct qs_shadow; /* what is measured of a key in shadow mode, in one context */
+
+/* The candidates that the policy would have had, prepared. *failure.detail says which; NULL with
+ * *failure filled if there is none. Waits for nothing. */
+struct qs_shadow *qs_shadow_make(const struct qs_plan *plan, const struct qs_gemm *g,
+                                 struct qs_context *context, const struct qs_stream *stream,
+                                 struct qs_failure *failure);
+/* Counts a use, takes note of what has been measured meanwhile, and says if this use is to be
+ * measured: the first ones, and each check_every-th later. */
+bool qs_shadow_is_due(struct qs_shadow *shadow);
+/* Submits that, unless the stream is capturing. False with *failure filled if some of it failed. */
+bool qs_shadow_measure(struct qs_shadow *shadow, const struct qs_gemm *g,
+                       struct qs_context *context, const struct qs_stream *stream,
+                       struct qs_failure *failure);
 
 /* Follows the policy in effect: its file, and the steps its rules ask for. */
 void qs_live_start(void);

@@ -39,6 +39,8 @@ static void at_exit(void)
 	           qs_operands_made(), qs_operands_reused());
 	qs_epoch_report();
 	qs_live_report();
+	qs_accuracy_report();
+	qs_note_shadow_report();
 	qs_note_summary();
 }
 

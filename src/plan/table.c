@@ -108,7 +108,7 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library)
 /* Tuned products in the program's own precision are not meant: they are not checked either. */
 bool qs_plan_demoted(const struct qs_plan *plan)
 {
-	return plan->engine && plan->action != QS_ACTION_BF16 &&
+	return plan->engine && !plan->shadow && plan->action != QS_ACTION_BF16 &&
 	       atomic_load_explicit(&plan->accuracy->demoted, memory_order_relaxed);
 }
 

@@ -112,6 +112,7 @@ struct qs_choice {
 	bool eager;      /* do it always; false: only where it is expected to be faster  */
 	int rule;        /* index for qs_policy_rule_name, -1 = [default]                */
 	double min_sqnr; /* dB below which it is not done; negative = none          */
+	bool trial;      /* by no policy: only the error is wanted; not timed, nothing is kept */
 };
 
 struct qs_policy; /* opaque: options, rules and their hit counts */

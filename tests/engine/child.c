@@ -159,11 +159,32 @@ static int wait_status(pid_t pid)
 /* ---- reading what it left ---------------------------------------------------------------------
  */
 
+static void read_shadow(struct outcome *outcome, const char *line)
+{
+	ck_assert_int_lt(outcome->shadows, DECISION_MAX);
+	struct shadow *s = &outcome->shadow[outcome->shadows++];
+	json_text(line, "key", s->key, sizeof s->key);
+	json_text(line, "role", s->role, sizeof s->role);
+	json_text(line, "layer", s->layer, sizeof s->layer);
+	json_text(line, "candidate", s->candidate, sizeof s->candidate);
+	s->checks = (int)json_number(line, "checks", -1);
+	s->sqnr = json_number(line, "sqnr", -1);
+	s->least = json_number(line, "least", -1);
+	s->error = json_number(line, "error", -1);
+	s->amax = json_number(line, "amax", -1);
+	s->saturated = json_number(line, "saturated", -1);
+	s->flushed = json_number(line, "flushed", -1);
+}
+
 static void read_decision(struct outcome *outcome, const char *line)
 {
 	char type[16];
 	outcome->broken += !json_complete(line);
-	if (!json_text(line, "t", type, sizeof type) || strcmp(type, "decision"))
+	if (!json_text(line, "t", type, sizeof type))
+		return;
+	if (!strcmp(type, "shadow"))
+		read_shadow(outcome, line);
+	if (strcmp(type, "decision"))
 		return;
 	ck_assert_int_lt(outcome->decisions, DECISION_MAX);
 	struct decision *d = &outcome->decision[outcome->decisions++];

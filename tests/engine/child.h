@@ -28,6 +28,13 @@ struct decision {
 	int weight; /* -1 = none is written */
 };
 
+/* One line of what shadow mode measured. */
+struct shadow {
+	char key[160], role[16], layer[160], candidate[32];
+	int checks;
+	double sqnr, least, error, amax, saturated, flushed; /* the last two -1 if missing */
+};
+
 /* What a scene left behind. */
 struct outcome {
 	int exit;          /* exit status, -signal if it was killed            */
@@ -35,6 +42,8 @@ struct outcome {
 	char err[1 << 16]; /* its stderr                                       */
 	int decisions;     /* lines of decision, of all processes              */
 	struct decision decision[DECISION_MAX];
+	int shadows; /* lines of shadow mode                            */
+	struct shadow shadow[DECISION_MAX];
 	int counters; /* slots in use, of all processes                   */
 	struct qs_counter counter[COUNTER_MAX];
 	int logs;   /* decision files found                             */

@@ -97,7 +97,8 @@ static int edited(int argc, char **argv)
 	return verdict();
 }
 
-const struct scene scenes[] = {{"uses", uses}, {"held", held}, {"edited", edited}, {NULL, NULL}};
+const struct scene scenes[] = {
+        {"uses", uses}, {"held", held}, {"edited", edited}, {"large", scene_large}, {NULL, NULL}};
 
 /* ---- tests ------------------------------------------------------------------------------------
  */
@@ -273,6 +274,37 @@ START_TEST(what_is_accurate_enough_is_taken_and_says_its_times)
 }
 END_TEST
 
+/* Large enough for `auto` to want fp8, so the emulation only says what it would have computed. */
+static const struct {
+	const char *error;  /* of fp8: 16 = 16 %, by rows a quarter of that      */
+	const char *policy; /* beside action = auto                              */
+	const char *action, *reason, *detail; /* of the decision; part of the detail */
+} measured[] = {
+        {"SOFTCUDA_FP8_ERROR=8", "", "fp8", "auto", " us, native "},
+        {"SOFTCUDA_FP8_ERROR=16", "", "fp8", "auto", " us, native "},
+        {"SOFTCUDA_FP8_ERROR=16", "default.scale=tensor;", "native", "sqnr",
+         "fp8 15.92 dB, wanted 20"},
+        {"SOFTCUDA_FP8_ERROR=16", "default.min_sqnr=30;", "native", "sqnr",
+         "fp8 by rows 27.96 dB, wanted 30"},
+        {"SOFTCUDA_FP8_ERROR=100", "", "native", "sqnr", "fp8 by rows 12.04 dB, wanted 20"},
+        {"SOFTCUDA_FP8_ERROR=100", "default.min_sqnr=0;", "fp8", "auto", " us, native "},
+};
+
+#define LARGE_ROWS ((int)(sizeof measured / sizeof *measured))
+
+START_TEST(fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate)
+{
+	char policy[256];
+	snprintf(policy, sizeof policy, MEASURED "%sdefault.action=auto", measured[_i].policy);
+	run_scene(&outcome, SHIMMED, with(policy, fast, measured[_i].error), "large", "1", NULL);
+	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
+	ck_decision(measured[_i].action, measured[_i].reason);
+	ck_assert_msg(strstr(only_decision(&outcome)->detail, measured[_i].detail) != NULL, "%s",
+	              only_decision(&outcome)->detail);
+	ck_assert_uint_eq(total_replaced(&outcome), !strcmp(measured[_i].action, "fp8"));
+}
+END_TEST
+
 /* A demanded action is measured in use only. */
 START_TEST(a_demanded_action_is_taken_anyway)
 {
@@ -342,6 +374,8 @@ int main(int argc, char **argv)
 	add_uses(tcase);
 	tcase_add_loop_test(tcase, what_is_not_accurate_enough_is_not_taken, 0, 2);
 	tcase_add_loop_test(tcase, what_is_accurate_enough_is_taken_and_says_its_times, 0, 2);
+	tcase_add_loop_test(tcase, fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate, 0,
+	                    LARGE_ROWS);
 	tcase_add_test(tcase, a_demanded_action_is_taken_anyway);
 	tcase_add_test(tcase, what_could_not_be_measured_is_checked_at_its_first_use);
 	return engine_main(argc, argv, suite);

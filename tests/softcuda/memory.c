@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define ALIGNMENT ((size_t)512)
 #define GUARD     ((size_t)64)
@@ -83,10 +84,32 @@ static bool must_fail(void)
 	return true;
 }
 
+static size_t padded_size(size_t bytes)
+{
+	return (bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Host memory is not mapped any more once it is freed or its context gone: a look at it faults. */
+static void *obtain(size_t bytes, enum sc_memory_type type)
+{
+	if (type != SC_HOST)
+		return aligned_alloc(ALIGNMENT, bytes);
+	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return base == MAP_FAILED ? NULL : base;
+}
+
+static void release(struct sc_memory *memory)
+{
+	if (memory->type == SC_HOST)
+		munmap(memory->base, padded_size(memory->size));
+	else
+		free(memory->base);
+}
+
 static struct sc_memory *make(CUcontext context, size_t bytes, enum sc_memory_type type)
 {
-	size_t padded = (bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-	unsigned char *base = aligned_alloc(ALIGNMENT, padded);
+	const size_t padded = padded_size(bytes);
+	unsigned char *base = obtain(padded, type);
 	if (!base)
 		return NULL;
 	memset(base, POISON, bytes);
@@ -138,7 +161,7 @@ void sc_memory_free(struct sc_memory *memory)
 		softcuda_counters.live--;
 		softcuda_counters.bytes -= (long)memory->size;
 	}
-	free(memory->base);
+	release(memory);
 	free(memory);
 }
 

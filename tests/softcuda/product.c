@@ -314,14 +314,33 @@ static bool run_one(struct job *job, int64_t index)
 	return true;
 }
 
+static bool is_wide(uint32_t type)
+{
+	return type == CUDA_R_16BF || type == CUDA_R_16F || type == CUDA_R_32F;
+}
+
 static void spend(const struct sc_product *p)
 {
-	const bool wide =
-	        p->a.type == CUDA_R_16BF || p->a.type == CUDA_R_16F || p->a.type == CUDA_R_32F;
+	const bool wide = is_wide(p->a.type);
 	long us = p->algorithm == SC_SECOND ? softcuda_knobs.second_us
 	          : wide                    ? softcuda_knobs.product_us
 	                                    : softcuda_knobs.fp8_us;
 	softcuda_spend(sc_nth(&softcuda_knobs.slow_product) ? 10 * us : us);
+}
+
+/* In place of a product: knob fp8_error. A column of D has no gaps. */
+static bool leave_error(struct job *job)
+{
+	const struct sc_product *p = job->p;
+	const long error = is_wide(p->a.type) ? 0 : softcuda_knobs.fp8_error;
+	const float value = 100 + (float)error / (p->outer ? 4 : 1);
+	if (p->d.row != 1 || !make_view(&p->d, p->m, p->n, 0, &job->d))
+		return false;
+	for (int64_t i = 0; i < p->m; i++)
+		store(job->d.type, element(&job->d, i, 0), value);
+	for (int64_t j = 1; j < p->n; j++)
+		memcpy(element(&job->d, 0, j), element(&job->d, 0, 0), (size_t)(p->m * job->d.row));
+	return true;
 }
 
 static void run(void *const *params, unsigned grid, unsigned block)
@@ -334,6 +353,11 @@ static void run(void *const *params, unsigned grid, unsigned block)
 	spend(p);
 	if (softcuda_knobs.idle_products)
 		return;
+	if (softcuda_knobs.fp8_error) {
+		if (!leave_error(&job))
+			softcuda_fault();
+		return;
+	}
 	bool good = !p->workspace_bytes || softcuda_covers(p->workspace, p->workspace_bytes);
 	if (good && p->workspace_bytes)
 		memset((void *)(uintptr_t)p->workspace, 0xDB, p->workspace_bytes);

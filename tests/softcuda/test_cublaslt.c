@@ -592,6 +592,22 @@ START_TEST(the_nth_product_fails_and_idle_ones_compute_nothing)
 }
 END_TEST
 
+START_TEST(errors_of_fp8_can_be_chosen)
+{
+	prepare(BF, BF, BF, true, false, 32, 16, 48);
+	softcuda_set("fp8_error", 20);
+	ck_cuda(run());
+	ck_cuda(cudaDeviceSynchronize());
+	for (int i = 0; i < 32 * 16; i++)
+		ck_assert_uint_eq(((uint16_t *)call.d.device)[i], 0x42c8); /* 100 */
+	prepare(E4, E4, BF, true, false, 32, 16, 48);
+	ck_cuda(run());
+	ck_cuda(cudaDeviceSynchronize());
+	for (int i = 0; i < 32 * 16; i++)
+		ck_assert_uint_eq(((uint16_t *)call.d.device)[i], 0x42f0); /* 120 */
+}
+END_TEST
+
 START_TEST(accumulating_in_place_reads_C_before_it_writes_D)
 {
 	for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -694,6 +710,7 @@ int main(void)
 	tcase_add_test(tests, empty_heuristics_and_failing_products_can_be_asked_for);
 	tcase_add_test(tests, a_product_takes_the_time_of_its_type_and_algorithm);
 	tcase_add_test(tests, the_nth_product_fails_and_idle_ones_compute_nothing);
+	tcase_add_test(tests, errors_of_fp8_can_be_chosen);
 	tcase_add_test(tests, accumulating_in_place_reads_C_before_it_writes_D);
 	tcase_add_test(tests, row_order_is_the_transpose_of_column_order);
 	tcase_add_test(tests, layouts_that_do_not_fit_together_are_invalid);

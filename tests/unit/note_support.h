@@ -166,7 +166,7 @@ static inline void skip(const char *what)
 	fflush(stdout);
 }
 
-/* --- a strict reader of {"name":"text"|integer, ...} and nothing else ----------------------- */
+/* --- a strict reader of {"name":"text"|number, ...} and nothing else  ----------------------- */
 
 static inline size_t json_utf8(const unsigned char *s)
 {
@@ -221,14 +221,20 @@ static inline bool json_string(const char **at, char *out, size_t size)
 static inline bool json_value(const char **at, char *out, size_t size)
 {
 	size_t digits = strspn(*at + (**at == '-'), "0123456789") + (**at == '-');
+	const char *more = *at + digits;
+	if (*more == '.')
+		more += 1 + strspn(more + 1, "0123456789");
+	if (*more == 'e')
+		more += 2 + strspn(more + 2, "0123456789");
 	if (**at == '"')
 		return json_string(at, out, size);
 	if (digits == (size_t)(**at == '-') || digits >= size)
 		return false;
+	digits = (size_t)(more - *at);
 	memcpy(out, *at, digits);
 	out[digits] = '\0';
 	*at += digits;
-	return true;
+	return digits < size;
 }
 
 /* The value of a member in one line, ended by "\n": 1 found, 0 not there, -1 not valid JSON. */

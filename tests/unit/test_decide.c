@@ -1,5 +1,6 @@
 /* From a key and a policy to what is done: the rule's word, the prediction where the rule leaves it
  * open, the mode on top, and what forbids it all. No device is asked. */
+#include <stdio.h>
 #include <string.h>
 
 #include "plan/plan.h"
@@ -109,12 +110,34 @@ START_TEST(bf16_by_rule_is_left_to_its_engine_whatever_the_size)
 }
 END_TEST
 
-START_TEST(observe_and_shadow_pass_what_would_be_replaced)
+/* Only lower precision has an error to be measured. */
+START_TEST(shadow_passes_and_measures_what_would_be_replaced)
+{
+	static const struct {
+		const char *action;
+		enum qs_action engine;
+	} rows[] = {
+	        {"auto", QS_ACTION_FP8},
+	        {"fp8", QS_ACTION_FP8},
+	        {"nf4", QS_ACTION_NF4},
+	        {"bf16", QS_ACTION_NATIVE},
+	};
+	char text[128];
+	snprintf(text, sizeof text, QSHIM "mode = shadow\n[default]\naction = %s\n",
+	         rows[_i].action);
+	decide(text, LARGE);
+	ck_assert_str_eq(qs_action_name(plan.action), "native");
+	ck_assert_str_eq(qs_reason_code(plan.reason), "shadow");
+	ck_assert_ptr_eq(plan.engine, qs_engine_of(rows[_i].engine));
+	ck_assert_int_eq(plan.shadow, plan.engine != NULL);
+}
+END_TEST
+
+START_TEST(observe_passes_what_would_be_replaced)
 {
 	decide(QSHIM "mode = observe\n[default]\naction = auto\n", LARGE);
 	expect(QS_ACTION_NATIVE, "observe", "default");
-	decide(QSHIM "mode = shadow\n[default]\naction = auto\n", LARGE);
-	expect(QS_ACTION_NATIVE, "shadow", "default");
+	ck_assert(!plan.shadow);
 }
 END_TEST
 
@@ -133,6 +156,9 @@ START_TEST(observe_and_shadow_keep_the_reason_of_what_would_pass_anyway)
 	expect(QS_ACTION_NATIVE, "small", "default");
 	decide(QSHIM "mode = shadow\n[default]\naction = native\n", LARGE);
 	expect(QS_ACTION_NATIVE, "rule", "default");
+	decide(QSHIM "mode = shadow\nprocess = nobody\n[default]\naction = auto\n", LARGE);
+	expect(QS_ACTION_NATIVE, "process", "default");
+	ck_assert(!plan.shadow);
 }
 END_TEST
 
@@ -188,7 +214,8 @@ int main(void)
 	tcase_add_test(tcase, a_product_that_no_rule_matches_goes_by_the_default);
 	tcase_add_test(tcase, nf4_by_rule_is_left_to_its_engine_whatever_the_size);
 	tcase_add_test(tcase, bf16_by_rule_is_left_to_its_engine_whatever_the_size);
-	tcase_add_test(tcase, observe_and_shadow_pass_what_would_be_replaced);
+	tcase_add_loop_test(tcase, shadow_passes_and_measures_what_would_be_replaced, 0, 4);
+	tcase_add_test(tcase, observe_passes_what_would_be_replaced);
 	tcase_add_test(tcase, off_and_another_process_pass_what_would_be_replaced);
 	tcase_add_test(tcase, observe_and_shadow_keep_the_reason_of_what_would_pass_anyway);
 	tcase_add_test(tcase, an_ineligible_product_asks_no_rule);
