@@ -262,8 +262,23 @@ def decode(report):
             f"{below or ' none'}.\n\n" + markdown(head, rows, 2))
 
 
+def programs(report):
+    head = ["program", "native, ms a step", "default policy", "best by hand", "default over best",
+            f"largest loss difference, {report['steps']} steps"]
+    rows = []
+    for row in report["results"]:
+        qshim = row["columns"]["qshim"]
+        name, best = row["best"]
+        rows.append([row["program"], ms(row["columns"]["native"]), ratio(qshim, spread=True),
+                     f"{best:.2f} ({name})" if best else DASH,
+                     f"{qshim['ratio']['median'] / best:.2f}" if best and "ratio" in qshim else DASH,
+                     f"{row['difference']:.4f}" if row.get("difference") is not None else DASH])
+    return markdown(head, rows)
+
+
 TABLES = {"linear": linear, "lossless": lossless, "sweep": sweep, "layer": layer, "llama": llama,
-          "nf4": nf4, "decode": decode, "host": host, "quantize": quantize}
+          "nf4": nf4, "decode": decode, "programs": programs, "host": host,
+          "quantize": quantize}
 
 
 def table(name, report):

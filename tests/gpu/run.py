@@ -35,6 +35,7 @@ PROGRAMS = {
     "stale_weights": PARENT,
     "off_identical": PARENT,
     "llama_reuse": PARENT,
+    "decide_llama": PARENT,
     "gpt_ab": PARENT,
 }
 

@@ -26,6 +26,7 @@ import bench_lib  # noqa: E402
 import bench_linear  # noqa: E402
 import bench_llama  # noqa: E402
 import bench_nf4  # noqa: E402
+import bench_programs  # noqa: E402
 import bench_tables  # noqa: E402
 import bench_worker  # noqa: E402
 from bench_lib import Column, Effort  # noqa: E402
@@ -386,6 +387,26 @@ class Figures(unittest.TestCase):
         failed = {"batch": 1, "kinds": {"generate": {"columns": {"nf4": {"error": "x"}}}}}
         self.assertEqual(bench_decode.slow([failed]), [[1, "nf4", 0.0]])
 
+    def test_loss_curves_are_compared_at_their_worst(self):
+        self.assertEqual(bench_programs.hundredths(list(range(250))), [89.5, 189.5])
+        curves = {"native": [2.0, 1.0], "qshim": [2.01, 0.97]}
+        self.assertAlmostEqual(bench_programs.worst_difference(curves), 0.03)
+        self.assertIsNone(bench_programs.worst_difference({"native": [1.0], "qshim": None}))
+
+    def test_the_best_policy_by_hand_is_the_fastest_that_ran(self):
+        def of(value):
+            return {"ratio": {"median": value}}
+        columns = {"native": {}, "qshim": of(1.5), "fp8": of(1.1), "bf16": of(1.2),
+                   "fp8 by rows": {"error": "x"}}
+        self.assertEqual(bench_programs.best_by_hand(columns), ("bf16", 1.2))
+        self.assertEqual(bench_programs.best_by_hand({"native": {}}), (None, None))
+
+    def test_policies_by_hand_are_variables(self):
+        self.assertEqual(bench_programs.variables("action=fp8;scale=row"),
+                         {"QSHIM_SET": "default.action=fp8;default.scale=row"})
+        self.assertEqual(bench_programs.variables("QSHIM_POLICY=lossless"),
+                         {"QSHIM_POLICY": "lossless"})
+
     def test_served_counts_what_was_called_between_two_readings(self):
         before = {"a": (5, 5, "auto"), "b": (3, 0, "small")}
         after = {"a": (9, 8, "auto"), "b": (3, 0, "small"), "c": (2, 0, "dtype")}
@@ -738,7 +759,7 @@ class CommandLines(unittest.TestCase):
     def test_mistakes_end_with_status_2_before_anything_runs(self):
         here = ["--library", __file__]
         for script in ("bench_linear.py", "bench_layer.py", "bench_llama.py", "bench_nf4.py",
-                       "bench_decode.py"):
+                       "bench_decode.py", "bench_programs.py"):
             self.assertIn("--nonsense", self.refused(script, *here, "--nonsense"))
             self.assertIn("no/such is missing", self.refused(script, "--library", "no/such"))
             self.assertIn("--shapes", self.refused(script, *here, "--shapes", "12x"))

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Whole training programs under the default policy, beside native and beside policies by hand.
+
+Four programs that learn to predict bytes of this repository's text, or (the MLP) what a random
+network says of random numbers: a GPT of nn.Linear under autocast, transformers' GPT-2 (Conv1D, which
+asks for other orientations of the same products), a Llama-like model in bf16 and a small MLP bound by
+the CPU. First their steps are timed, all sides in turns. Then the native side and the default policy
+start anew from the same weights and train on the same batches, and their losses are compared at every
+hundredth step, each as the mean of the last AVERAGED: a single step's differs between two native runs.
+"""
+import argparse
+import statistics
+
+import bench_lib
+import bench_tables
+import bench_worker
+from bench_lib import Column
+
+PROGRAMS = ("gpt", "gpt2", "llama", "mlp")
+BY_HAND = {  # what somebody would write who knows the chip but has not measured the program
+    "fp8": "action=fp8;scale=tensor",
+    "fp8 by rows": "action=fp8;scale=row",
+    "large in fp8": "QSHIM_POLICY=fp8-training",
+    "bf16": "QSHIM_POLICY=lossless",
+}
+STEPS, AVERAGED, LIMIT = 500, 20, 0.02
+BATCH, CONTEXT, VOCABULARY = 16, 512, 256
+
+
+def hundredths(losses):
+    """The mean of the last AVERAGED losses before each hundredth step."""
+    return [statistics.mean(losses[end - AVERAGED:end]) for end in range(100, len(losses) + 1, 100)]
+
+
+# ---- in the children ----------------------------------------------------------------------------
+
+
+def gpt():
+    import train_gpt
+    arguments = argparse.Namespace(dim=1024, layers=6, heads=16, context=CONTEXT)
+    return train_gpt.GPT(arguments)
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=1024, n_layer=6, n_head=16,
+        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=2048, intermediate_size=5632, num_hidden_layers=4,
+        num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=CONTEXT)).bfloat16()
+
+
+def mlp():
+    from torch import nn
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(),
+                         nn.Linear(512, 10))
+
+
+class Program:
+    """A program, its optimiser and its batches; the same in every process."""
+
+    def __init__(self, name):
+        import torch
+        self.torch, self.name = torch, name
+        self.restart()
+
+    def restart(self):
+        torch = self.torch
+        torch.manual_seed(1)
+        self.model = {"gpt": gpt, "gpt2": gpt2, "llama": llama, "mlp": mlp}[self.name]().cuda()
+        self.model.train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.batches = self.numbers() if self.name == "mlp" else self.text()
+
+    def text(self):
+        import train_gpt
+        arguments = argparse.Namespace(seed=1, context=CONTEXT, batch=BATCH, device="cuda")
+        data = self.torch.frombuffer(bytearray(train_gpt.read_text(None)), dtype=self.torch.uint8)
+        return train_gpt.batches(data, arguments)
+
+    def numbers(self):
+        torch = self.torch
+        generator = torch.Generator().manual_seed(1)
+        teacher = torch.randn(784, 10, generator=generator).cuda()
+        while True:
+            x = torch.randn(256, 784, generator=generator).cuda()
+            yield x, (x @ teacher).argmax(1)
+
+    def loss(self, x, y):
+        functional = self.torch.nn.functional
+        with self.torch.autocast("cuda", dtype=self.torch.bfloat16, enabled=self.name != "llama"):
+            if self.name == "gpt":
+                return self.model(x, y)
+            if self.name == "mlp":
+                return functional.cross_entropy(self.model(x).float(), y)
+            logits = self.model(input_ids=x, use_cache=False).logits.float()
+        return functional.cross_entropy(logits.view(-1, VOCABULARY), y.reshape(-1))
+
+    def step(self):
+        loss = self.loss(*next(self.batches))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()  # read later: a read would wait for the GPU
+
+    def curve(self):
+        self.restart()
+        return hundredths([float(loss) for loss in [self.step() for _ in range(STEPS)]])
+
+
+def build(case):
+    program = Program(case["program"])
+    return {"train": program.step}, {"curve": program.curve}, {}
+
+
+def facts():
+    return bench_worker.machine() | {"transformers": bench_worker.version_of("transformers")}
+
+
+# ---- in the parent ------------------------------------------------------------------------------
+
+
+def program(text):
+    if text not in PROGRAMS:
+        raise argparse.ArgumentTypeError(f"no program '{text}' (there are {', '.join(PROGRAMS)})")
+    return {"program": text}
+
+
+def variables(policy):
+    """Of qshim, for a policy by hand."""
+    name, value = policy.split("=", 1)
+    if name == "QSHIM_POLICY":
+        return {name: value}
+    return {"QSHIM_SET": ";".join(f"default.{part}" for part in policy.split(";"))}
+
+
+def best_by_hand(columns):
+    """(name, ratio) of the fastest policy by hand."""
+    found = [(figures["ratio"]["median"], name) for name, figures in columns.items()
+             if name in BY_HAND and "ratio" in figures]
+    return max(found)[::-1] if found else (None, None)
+
+
+def worst_difference(curves):
+    """Of two curves, at any hundredth step; None if one is missing."""
+    if None in curves.values():
+        return None
+    return max(abs(a - b) for a, b in zip(*curves.values()))
+
+
+def measure(sides, case, effort, curves):
+    bench_lib.load(sides, case, {})
+    before = sides["qshim"].counters()
+    columns = [Column(name, name, "train") for name in ("native", "qshim", *BY_HAND)]
+    columns = bench_lib.figures(bench_lib.measure(sides, columns, effort), "native")
+    row = {**case, "columns": columns, "best": best_by_hand(columns),
+           "products": bench_lib.served(before, sides["qshim"].counters())}
+    if curves:
+        row["curves"] = {name: sides[name].tell("curve") for name in ("native", "qshim")}
+        row["difference"] = worst_difference(row["curves"])
+    return row
+
+
+def main():
+    p = bench_lib.parser(__doc__, f"programs, comma-separated: {', '.join(PROGRAMS)}")
+    p.add_argument("--no-curves", action="store_true", help="time steps only")
+    arguments = bench_lib.parse(p, program)
+    settings = {"native": None, "qshim": bench_lib.policy_of(arguments),
+                **{name: variables(policy) for name, policy in BY_HAND.items()}}
+    effort = bench_lib.Effort(blocks=6 if arguments.quick else 12, block_ms=150, warm_ms=400,
+                              warm_reps=12, apart=False)
+    with bench_lib.Sides(__file__, settings, arguments.library) as sides:
+        report = bench_lib.Report(__file__, arguments, sides, effort)
+        report.data |= {"limit": LIMIT, "steps": STEPS, "averaged": AVERAGED, "by_hand": BY_HAND}
+        for case in arguments.shapes or [program(name) for name in PROGRAMS]:
+            report.add(measure(sides, case, effort, not arguments.no_curves))
+        report.finish()
+    print(bench_tables.table("programs", report.data))
+    bench_lib.end(report)
+
+
+if __name__ == "__main__":
+    if bench_worker.is_worker():
+        bench_worker.serve(build, facts=facts)
+    else:
+        bench_lib.run(main)
