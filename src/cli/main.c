@@ -25,6 +25,12 @@ static const struct command commands[] = {
          "    -m, --mode    on, observe, shadow or off\n"
          "    -l, --labels  names of layers: torch (modules), nvtx (ranges) or none\n"
          "    -q, --quiet   do not announce lower precision\n"},
+        {"tune", qs_cli_tune,
+         "[-p POLICY] [-f FILE] [-o DIR] [-l LABELS] [-q] [--] COMMAND [ARGUMENT...]",
+         "    runs a program, measures every product that the policy leaves to measuring, however\n"
+         "    long that takes, and keeps the results: later runs decide by them at once\n"
+         "    -f, --file    the tuned file (default: that of the policy)\n"
+         "    -p, -o, -l, -q as for run\n"},
         {"policy", qs_cli_policy, "check|show [FILE|PRESET]",
          "    check reports what is wrong; show prints all settings, the keys a rule may have\n"
          "    and the rules (default: what QSHIM_POLICY and QSHIM_SET say)\n"},
