@@ -4,20 +4,15 @@
  * Memory is the limit of products: 8192 x 8192 in NF4 are 35.6 MB, 8.4 us at an H200's copy rate of
  * 4.24 TB/s, and the sampled rows of W another 2.1 MB. At that rate a multiprocessor has one clock
  * for 30 weights. It decodes them by a table of pairs (a byte holds two codes) in shared memory, of
- * which each lane has a copy in a bank of its own: 64 weights a clock. The decoded weights are the
- * register operand of the matrix instruction and X the one in shared memory, so that weights never
- * return there; the 64 columns of a tile share a scale, with which their sums are multiplied in
- * fp32 before they are added up.
+ * which each lane has a copy in a bank of its own: 64 weights a clock. The decoded weights are an
+ * operand of mma.sync and never return to memory; the 64 columns of a tile share a scale, with
+ * which their sums are multiplied in fp32 before they are added up.
  *
- * A block has four groups of four warps, each of which multiplies one 64 x 64 tile at a time. Where
- * a block works on fewer than four rows of tiles, groups share a row and take turns along k. The
- * blocks of a cluster share rows and split k. All partial sums are added in one fixed order.
- *
- * On Hopper each thread copies its own part of the tiles some steps ahead, and reads it back from a
- * place that no other thread uses. Four more warps help: two copy X into the swizzled form that
- * wgmma reads, two compare the sampled rows of W. Issuing instructions and the start and end of the
- * kernel take longer than the memory. Elsewhere the groups load from memory themselves and use
- * mma.sync: right, not tuned.
+ * A block has 16 warps, each of which multiplies one half of a tile, 32 rows, at a time. It loads
+ * the codes of the next ones into registers some steps ahead. Warps whose tiles are of the same
+ * columns share X, which they copy into shared memory, a barrier a step. Four more warps compare
+ * the sampled rows of W. The blocks of a cluster share rows and split k. All partial sums are added
+ * in one fixed order.
  */
 #include <stddef.h>
 
@@ -643,9 +638,13 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 
 /* ---- decoding ------------------------------------------------------------------------------- */
 
+/* Where shared memory that is asked for at launch starts on Hopper: the system keeps what is
+ * before. */
+#define SHARED_START 1024
+
 /* Where a lane finds its copy of the table: the entry of a byte is 256 bytes further for each, so
- * that one permutation makes an address. On Hopper the table starts at a multiple of 64 KiB of the
- * shared address space, and the permutation gives the whole address. */
+ * that one permutation makes an address. On Hopper the table is known to come first in shared
+ * memory, and the permutation gives all but a constant. */
 struct table {
 	uint32_t slot; /* what the permutation takes besides the byte */
 	uint32_t base; /* what must be added to the result            */
@@ -661,7 +660,7 @@ static __device__ __forceinline__ struct table table_at(uint32_t address)
 	const uint32_t copy = threadIdx.x % WARP * 4;
 	struct table table = {copy, address};
 	if (HOPPER)
-		table = {address | copy, 0};
+		table = {(address - SHARED_START) | copy, 0};
 	return table;
 }
 
@@ -676,13 +675,18 @@ static __device__ __forceinline__ uint32_t scaled_code(uint32_t code)
 	return (low & 0xff) | (high & 0xff) << 8;
 }
 
-/* All threads take part; 16 bytes, four copies of an entry, at a time. */
+/* By the warps that multiply; 16 bytes, four copies of an entry, at a time. A thread's entries have
+ * the same low code. */
 static __device__ __forceinline__ void fill_table(uint8_t *table)
 {
-	for (unsigned i = threadIdx.x; i < 256 * 8; i += blockDim.x) {
-		const unsigned byte = i / 8;
-		const uint32_t pair = scaled_code(byte >> 4) | scaled_code(byte & 15) << 16;
-		*(uint4 *)(table + byte * 256 + i % 8 * 16) = make_uint4(pair, pair, pair, pair);
+	const uint32_t low = threadIdx.x / 8 % 16, places = QS_MULTIPLIERS / 8 / 16;
+	const uint32_t second = scaled_code(low) << 16;
+#pragma unroll
+	for (uint32_t i = 0; i < 16 / places; i++) {
+		const uint32_t high = threadIdx.x / 128 + i * places;
+		const uint32_t pair = second | scaled_code(high);
+		*(uint4 *)(table + (high << 4 | low) * 256 + threadIdx.x % 8 * 16) =
+		        make_uint4(pair, pair, pair, pair);
 	}
 }
 
@@ -691,21 +695,11 @@ static __device__ __forceinline__ uint32_t look_up(struct table table, uint32_t 
 {
 	uint32_t pair;
 	const uint32_t address = __byte_perm(word, table.slot, 0x7604 | i << 4) + table.base;
-	asm("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(address));
+	if (HOPPER)
+		asm("ld.shared.u32 %0, [%1 + %2];" : "=r"(pair) : "r"(address), "n"(SHARED_START));
+	else
+		asm("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(address));
 	return pair;
-}
-
-/* A tile's A operands of a lane: registers of step s at 4 s, as mma.m16n8k16 numbers them. */
-struct fragment {
-	uint32_t a[4 * STEPS];
-};
-
-static __device__ __forceinline__ void decode_nf4(const uint4 &codes, struct table table,
-                                                  struct fragment *fragment)
-{
-#pragma unroll
-	for (int i = 0; i < 4 * STEPS; i++)
-		fragment->a[i] = look_up(table, word_of(codes, i / 4), i % 4);
 }
 
 /* e4m3 moved to where bf16 has its sign, exponent and mantissa, then multiplied by 2^120, the ratio
@@ -720,54 +714,76 @@ static __device__ __forceinline__ uint32_t widened(uint32_t signs, uint32_t rest
 	return pair;
 }
 
-static __device__ __forceinline__ void decode_fp8(const uint4 &codes, uint32_t *a)
+/* Two words of e4m3 as the A operand of mma.m16n8k16. */
+static __device__ __forceinline__ void decode_fp8(uint32_t first, uint32_t second, uint32_t *a)
+{
+	a[0] = widened(first << 8, first << 4);
+	a[1] = widened(first, first >> 4);
+	a[2] = widened(second << 8, second << 4);
+	a[3] = widened(second, second >> 4);
+}
+
+/* Two codes a byte. */
+static __device__ __forceinline__ void decode_nf4(uint32_t word, struct table table, uint32_t *a)
 {
 #pragma unroll
-	for (int i = 0; i < 4; i++) {
-		const uint32_t word = word_of(codes, i);
-		a[i * 2] = widened(word << 8, word << 4);
-		a[i * 2 + 1] = widened(word, word >> 4);
-	}
+	for (int i = 0; i < 4; i++)
+		a[i] = look_up(table, word, i);
 }
+
+#define STAGES (HOPPER ? QS_HOPPER_STAGES : QS_STAGES) /* of X */
+
+/* The warps that sample, after those that multiply. */
+#define WARP_SAMPLE (QS_MULTIPLIERS / WARP)
 
 /* ---- matrix instructions -------------------------------------------------------------------- */
 
-/* Sums of a lane over 64 x TOKENS results of its group: as mma.m16n8k16 leaves them, four for each
+#define QUARTERS 2 /* of a tile that a warp works on: half of it */
+
+/* Sums of a lane over 32 rows and TOKENS tokens, as mma.m16n8k16 leaves them for each quarter and
  * eight tokens: rows g, g, g + 8, g + 8 and tokens 2 t, 2 t + 1, 2 t, 2 t + 1. */
 template <int TOKENS> struct sums {
-	float at[TOKENS / 2];
+	float at[QUARTERS][TOKENS / 8][4];
 };
 
-static __device__ __forceinline__ void multiply(float *sum, const uint32_t *a, uint32_t b0,
-                                                uint32_t b1)
+static __device__ __forceinline__ void multiply(float *sum, const uint32_t *a, const uint32_t *b)
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
 	    "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 	    : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* total += sum * scale of the row. */
+/* total += sum * scale of the row, for a quarter. */
 template <int TOKENS>
-static __device__ __forceinline__ void promote(struct sums<TOKENS> *total,
-                                               const struct sums<TOKENS> &sum, uint32_t absmax)
+static __device__ __forceinline__ void
+promote(struct sums<TOKENS> *total, const struct sums<TOKENS> &sum, int quarter, uint32_t absmax)
 {
 	const float low = float_of(absmax), high = __uint_as_float(absmax & 0xffff0000u);
 #pragma unroll
-	for (int i = 0; i < TOKENS / 2; i++)
-		total->at[i] = __fmaf_rn(sum.at[i], i % 4 < 2 ? low : high, total->at[i]);
+	for (int i = 0; i < TOKENS / 2; i++) {
+		float *to = &total->at[quarter][i / 4][i % 4];
+		*to = __fmaf_rn(sum.at[quarter][i / 4][i % 4], i % 4 < 2 ? low : high, *to);
+	}
 }
 
 /* ---- what a block works on ------------------------------------------------------------------ */
 
 /* Counts of tiles have 32 bits: there is no memory for 2^32 of them. */
 struct job {
-	uint32_t strips, strip;    /* rows of tiles of W; the first of this block           */
-	uint32_t chunks;           /* tiles along k                                         */
-	uint32_t first, end;       /* those of this block                                   */
-	uint32_t turns;            /* groups that share a row of tiles                      */
-	uint32_t group, row, turn; /* this thread's group, its row of tiles, its turn at it */
+	uint32_t strips, strip;   /* rows of tiles of W; the first of this block            */
+	uint32_t chunks;          /* tiles along k                                          */
+	uint32_t first, end;      /* those of this block                                    */
+	uint32_t turns;           /* pairs of warps that share a row of tiles               */
+	uint32_t row, turn, half; /* this warp's row of tiles, its turn at it, half of them */
+	uint32_t token, tokens;   /* of X: the block's first, and how many                  */
 };
+
+/* Strips, blocks of a cluster and turns are powers of two; divisions take long. */
+static __device__ __forceinline__ uint32_t log2_of(uint32_t power)
+{
+	return 31 - __clz((int)power);
+}
 
 static __device__ __forceinline__ struct job job_of(const struct qs_product_args &args)
 {
@@ -776,91 +792,45 @@ static __device__ __forceinline__ struct job job_of(const struct qs_product_args
 	/* hides from the compiler that it is the same at every call: a job that is asked for again
 	 * need not be kept in registers meanwhile */
 	asm volatile("" : "+r"(block));
-	job.strips = (uint32_t)qs_shares(args.n, QS_WEIGHT_TILE);
-	job.strip = block / args.split * args.strips;
-	job.chunks = (uint32_t)(args.k / QS_WEIGHT_TILE);
-	const uint32_t share = (job.chunks + args.split - 1) / args.split;
-	job.first = min(block % args.split * share, job.chunks);
-	job.end = min(job.first + share, job.chunks);
-	job.turns = QS_GROUPS / args.strips;
+	const uint32_t two_spans = args.tokens > QS_SPAN, split = log2_of(args.split);
+	const uint32_t rank = block & (args.split - 1), place = block >> split;
+	const uint32_t turns = log2_of(QS_PAIRS) - log2_of(args.strips);
 	/* a shuffle tells the compiler that it is the same for all threads of a warp */
-	job.group = __shfl_sync(FULL, threadIdx.x / 128, 0);
-	job.row = job.group / job.turns;
-	job.turn = job.group % job.turns;
+	const uint32_t warp = __shfl_sync(FULL, threadIdx.x / WARP, 0);
+	job.strips = (uint32_t)qs_shares(args.n, QS_WEIGHT_TILE);
+	job.strip = (place >> two_spans) * args.strips;
+	job.chunks = (uint32_t)(args.k / QS_WEIGHT_TILE);
+	const uint32_t share = (job.chunks + args.split - 1) >> split;
+	job.first = min(rank * share, job.chunks);
+	job.end = min(job.first + share, job.chunks);
+	job.turns = 1 << turns;
+	job.row = warp / 2 >> turns;
+	job.turn = warp / 2 & (job.turns - 1);
+	job.half = warp % 2;
+	job.token = (place & two_spans) * QS_SPAN;
+	job.tokens = min(args.tokens - job.token, QS_SPAN);
 	return job;
 }
+
+/* Of this warp. */
+static __device__ __forceinline__ uint32_t tiles_of(const struct job &job)
+{
+	const uint32_t tiles = job.end - min(job.end, job.first + job.turn);
+	return (tiles + job.turns - 1) >> log2_of(job.turns);
+}
+
+template <bool NF4>
+static constexpr uint32_t tile_bytes = NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES;
 
 template <bool NF4>
 static __device__ __forceinline__ const uint8_t *tile_at(uint64_t packed, const struct job &job,
                                                          uint32_t strip, uint32_t chunk)
 {
-	return (const uint8_t *)packed + ((int64_t)strip * job.chunks + chunk) *
-	                                         (NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES);
+	return (const uint8_t *)packed + ((int64_t)strip * job.chunks + chunk) * tile_bytes<NF4>;
 }
-
-/* The sampled row of a row of tiles, or NULL where W has no such row. */
-static __device__ __forceinline__ const uint16_t *sampled_row(const struct qs_product_args &args,
-                                                              uint32_t strip, uint32_t turn)
-{
-	const int64_t row = (int64_t)strip * QS_WEIGHT_TILE + turn % QS_WEIGHT_TILE;
-	return row < args.n ? (const uint16_t *)args.source + row * args.ld : NULL;
-}
-
-/* ---- from W itself, and without a pipeline --------------------------------------------------- */
-
-/* The B operand of 16 columns of X for a lane: tokens from `token` on. */
-static __device__ __forceinline__ uint2 load_x(const struct qs_product_args &args, int64_t column,
-                                               unsigned token, bool pairs)
-{
-	const unsigned lane = threadIdx.x % WARP;
-	token += lane / 4;
-	if (token >= args.tokens)
-		return make_uint2(0, 0);
-	const uint16_t *x = (const uint16_t *)args.x + token * args.ldx + column + lane % 4 * 2;
-	return make_uint2(load_pair(x, pairs), load_pair(x + 8, pairs));
-}
-
-/* Adds a tile's products with TOKENS tokens from `token` on. */
-template <int TOKENS>
-static __device__ __forceinline__ void
-multiply_tile(struct sums<TOKENS> *sum, const struct fragment &fragment,
-              const struct qs_product_args &args, uint32_t chunk, unsigned token)
-{
-	const bool pairs = rows_aligned(args.x, args.ldx, 2);
-	const int64_t column = (int64_t)chunk * QS_WEIGHT_TILE;
-#pragma unroll
-	for (int step = 0; step < STEPS; step++)
-#pragma unroll
-		for (int j = 0; j < TOKENS / 8; j++) {
-			const uint2 b = load_x(args, column + step * 16, token + j * 8, pairs);
-			multiply(&sum->at[j * 4], &fragment.a[step * 4], b.x, b.y);
-		}
-}
-
-/* A tile's fragment from W: slow, for when the packed form is not valid. */
-static __device__ __forceinline__ void load_fragment(const struct qs_product_args &args,
-                                                     uint32_t strip, uint32_t chunk,
-                                                     struct fragment *fragment)
-{
-	const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
-	const bool pairs = rows_aligned(args.source, args.ld, 2);
-	const int64_t row = (int64_t)strip * QS_WEIGHT_TILE + warp * QUARTER_ROWS + lane / 4;
-	const uint16_t *source = (const uint16_t *)args.source + row * args.ld +
-	                         (int64_t)chunk * QS_WEIGHT_TILE + lane % 4 * 2;
-#pragma unroll
-	for (int i = 0; i < 4 * STEPS; i++) {
-		const int high = i % 2 * 8, column = i / 4 * 16 + i % 4 / 2 * 8;
-		fragment->a[i] = row + high < args.n
-		                         ? load_pair(source + high * args.ld + column, pairs)
-		                         : 0;
-	}
-}
-
-/* ---- sampling ------------------------------------------------------------------------------- */
 
 /* What the threads of a block tell each other, in shared memory. */
 struct control {
-	uint64_t full[QS_SLOTS], empty[QS_SLOTS]; /* barriers of the pipeline            */
 	float2 range[16]; /* a code is right for numbers above x and not above y             */
 	uint64_t packed;  /* the tiles that are multiplied                                   */
 	uint32_t known;   /* they may be read                                                */
@@ -869,7 +839,255 @@ struct control {
 	uint32_t changed; /* the source was seen to differ from them                         */
 };
 
-static_assert(sizeof(struct control) <= QS_CONTROL_BYTES, "the host allocates so many");
+/* Shared memory of a block. Partial sums take the place of all but `control` in the end. */
+struct shared {
+	uint8_t table[QS_TABLE_BYTES]; /* see struct table; codes of parts in its gaps */
+	uint8_t samples[QS_SAMPLE_BYTES];
+	uint8_t scales[STAGES * QS_STAGE_SCALES]; /* of parts */
+	uint8_t x[HOPPER ? QS_HOPPER_X_BYTES + QS_LANDING_BYTES : QS_X_BYTES];
+	struct control control;
+};
+
+static_assert(sizeof(struct shared) <= (HOPPER ? QS_HOPPER_SHARED : QS_SHARED_BYTES),
+              "the host allocates so much");
+static_assert(offsetof(struct shared, control) >= QS_PARTIAL_BYTES, "sums need as much");
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void store_16(uint32_t to, const uint4 &value)
+{
+	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x),
+	             "r"(value.y), "r"(value.z), "r"(value.w)
+	             : "memory");
+}
+
+static __device__ __forceinline__ void copies_commit(void)
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for all groups of copies but the last PENDING. */
+template <int PENDING> static __device__ __forceinline__ void copies_wait(void)
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* ---- tiles ahead ---------------------------------------------------------------------------- */
+
+/* Half of a tile as a lane has it before it is decoded. */
+template <bool NF4> struct part {
+	uint4 codes[NF4 ? QUARTERS : 2 * QUARTERS]; /* fp8: of 32 columns each */
+};
+
+/* Where a lane finds its first part. */
+template <bool NF4>
+static __device__ __forceinline__ const uint8_t *parts_of(const struct job &job, uint64_t packed)
+{
+	/* beyond the last strip this one is multiplied, for nothing */
+	const uint32_t strip = min(job.strip + job.row, job.strips - 1);
+	const uint32_t quarter = job.half * QUARTERS, lane = threadIdx.x % WARP;
+	return tile_at<NF4>(packed, job, strip, job.first + job.turn) +
+	       (quarter * WARP + lane) * 16;
+}
+
+/* Nobody needs them again. */
+static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
+{
+	uint4 value;
+	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+	             : "l"(from));
+	return value;
+}
+
+template <bool NF4>
+static __device__ __forceinline__ void load_part(const uint8_t *from, struct part<NF4> *part)
+{
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++) {
+		part->codes[q] = load_codes(from + q * WARP * 16);
+		if constexpr (!NF4)
+			part->codes[QUARTERS + q] =
+			        load_codes(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
+	}
+}
+
+/* Where the scales of a warp's part are: 64 bytes. `scales`: shared address of all. */
+static __device__ __forceinline__ uint32_t scales_at(uint32_t scales, uint32_t step)
+{
+	return scales + (step % STAGES * (QS_MULTIPLIERS / WARP) + threadIdx.x / WARP) * 64;
+}
+
+/* NF4: those of a step's part to there: a copy that is on its way, by four lanes. */
+static __device__ __forceinline__ void copy_scales(const uint8_t *part, const struct job &job,
+                                                   uint32_t to, uint32_t step)
+{
+	const uint32_t lane = threadIdx.x % WARP, quarter = job.half * QUARTERS;
+	const int32_t at = QS_NF4_CODE_BYTES + quarter * 32 - (quarter * WARP + lane) * 16;
+	if (lane < 4)
+		copy_16(scales_at(to, step) + lane * 16, part + at + lane * 16);
+}
+
+/* Those of a lane's rows g and g + 8 of each quarter. */
+static __device__ __forceinline__ void load_scales(uint32_t scales, uint32_t step, uint32_t *absmax)
+{
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++)
+		asm volatile("ld.shared.u32 %0, [%1];"
+		             : "=r"(absmax[q])
+		             : "r"(scales_at(scales, step) + q * 32 + threadIdx.x % WARP / 4 * 4)
+		             : "memory");
+}
+
+/* Where registers are short, NF4 codes wait in the gaps of the table instead: two parts of each
+ * lane.
+ */
+#define RING 2
+
+static __device__ __forceinline__ uint32_t ring_at(uint32_t table, uint32_t step, uint32_t quarter)
+{
+	const uint32_t at = (step % RING * QUARTERS + quarter) * QS_MULTIPLIERS + threadIdx.x;
+	return table + at / 8 * 256 + 128 + at % 8 * 16;
+}
+
+static_assert(RING * QUARTERS * QS_MULTIPLIERS * 16 * 2 == QS_TABLE_BYTES, "gaps are as large");
+
+static __device__ __forceinline__ void copy_codes(const uint8_t *from, uint32_t table,
+                                                  uint32_t step)
+{
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++)
+		copy_16(ring_at(table, step, q), from + q * WARP * 16);
+}
+
+template <bool NF4>
+static __device__ __forceinline__ void take_codes(uint32_t table, uint32_t step,
+                                                  struct part<NF4> *part)
+{
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++) {
+		uint4 *to = &part->codes[q];
+		asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+		             : "=r"(to->x), "=r"(to->y), "=r"(to->z), "=r"(to->w)
+		             : "r"(ring_at(table, step, q))
+		             : "memory");
+	}
+}
+
+/* The A operand of 16 columns of a quarter. */
+template <bool NF4>
+static __device__ __forceinline__ void decode(const struct part<NF4> &part, struct table table,
+                                              int quarter, int step, uint32_t *a)
+{
+	if constexpr (NF4) {
+		decode_nf4(word_of(part.codes[quarter], step), table, a);
+	} else {
+		const uint4 &codes = part.codes[step / 2 * QUARTERS + quarter];
+		decode_fp8(word_of(codes, step % 2 * 2), word_of(codes, step % 2 * 2 + 1), a);
+	}
+}
+
+/* ---- X -------------------------------------------------------------------------------------- */
+
+/* X of a tile's columns: rows of 128 bytes, one a token, their chunks of 16 bytes swizzled by the
+ * lowest three bits of the token. Stages make a ring; each holds the X of all turns of a step. */
+template <int TOKENS> static constexpr uint32_t x_bytes = TOKENS *QS_WEIGHT_TILE * 2;
+
+/* A thread's share of what the warps of a turn copy together: 16 bytes of some tokens. */
+struct x_share {
+	const uint16_t *source; /* of its first token and the next tile's columns */
+	uint32_t place;         /* of its first token in the X of a tile          */
+	uint32_t apart;         /* tokens from one of its own to the next         */
+	uint32_t token;         /* its first                                      */
+	bool aligned;           /* rows start at multiples of 16 bytes            */
+};
+
+/* From the X of a turn in the first stage to that in the stage of a step. */
+template <int TOKENS>
+static __device__ __forceinline__ uint32_t stage_of(uint32_t step, const struct job &job)
+{
+	return step % STAGES * x_bytes<TOKENS> << log2_of(job.turns);
+}
+
+static __device__ __forceinline__ struct x_share x_share_of(const struct qs_product_args &args,
+                                                            const struct job &job)
+{
+	const uint32_t thread = (job.row * 2 + job.half) * WARP + threadIdx.x % WARP;
+	struct x_share share;
+	share.token = thread / 8;
+	share.apart = args.strips * 8;
+	share.source = (const uint16_t *)args.x + (int64_t)(job.token + share.token) * args.ldx +
+	               (int64_t)(job.first + job.turn) * QS_WEIGHT_TILE + thread % 8 * CHUNK;
+	share.place = share.token * 128 + (thread % 8 ^ share.token % 8) * 16;
+	share.aligned = rows_aligned(args.x, args.ldx, CHUNK);
+	return share;
+}
+
+/* X of the next step, if there is one, into its stage, as one group of copies. `stage`: shared
+ * address of the turn's X there. */
+template <int TOKENS>
+static __device__ __forceinline__ void copy_x(struct x_share *share, const struct job &job,
+                                              bool wanted, uint32_t stage, int64_t ldx)
+{
+	if (wanted) {
+		const uint16_t *from = share->source;
+		uint32_t to = stage + share->place;
+		uint32_t token = share->token;
+#pragma unroll(TOKENS > 16 ? 1 : TOKENS / 8) /* registers */
+		for (int i = 0; i < TOKENS / 8; i++) {
+			if (token < job.tokens && share->aligned)
+				copy_16(to, from);
+			else if (token < job.tokens)
+				store_16(to, load_unaligned(from));
+			token += share->apart;
+			from += share->apart * ldx;
+			to += share->apart * 128;
+		}
+	}
+	copies_commit();
+	share->source += job.turns * QS_WEIGHT_TILE;
+}
+
+/* The B operands of 16 columns. `place`: the lane's address from x_lane in the X of a tile. */
+template <int TOKENS>
+static __device__ __forceinline__ void load_x(uint32_t place, int step, uint32_t (*b)[2])
+{
+	place ^= step * 32;
+	if constexpr (TOKENS == 8)
+		asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+		             : "=r"(b[0][0]), "=r"(b[0][1])
+		             : "r"(place)
+		             : "memory");
+	else
+#pragma unroll
+		for (int i = 0; i < TOKENS / 8; i += 2)
+			asm volatile(
+			        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+			        : "=r"(b[i][0]), "=r"(b[i][1]), "=r"(b[i + 1][0]), "=r"(b[i + 1][1])
+			        : "r"(place + i * 1024)
+			        : "memory");
+}
+
+/* Of the row of 16 bytes that a lane names to ldmatrix: columns 0..7, 8..15 of tokens 0..7, and
+ * then of tokens 8..15. */
+static __device__ __forceinline__ uint32_t x_lane(void)
+{
+	const uint32_t lane = threadIdx.x % WARP;
+	return lane / 16 * 1024 + lane % 8 * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+}
+
+/* The warps of a turn are here. */
+static __device__ __forceinline__ void meet_turn(const struct job &job, uint32_t strips)
+{
+	asm volatile("bar.sync %0, %1;" ::"r"(1 + job.turn), "r"(strips * 2 * WARP) : "memory");
+}
+
+/* ---- sampling ------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void fill_range(struct control *control, unsigned code)
 {
@@ -1024,6 +1242,144 @@ static __device__ __forceinline__ void drop_weight(const struct qs_product_args 
 	*(volatile uint32_t *)&control->changed = 1;
 }
 
+/* A lane's share of the sampled rows: eight elements of the row of a tile, every SAMPLED-th of the
+ * block's, and 16 bytes of what the tile keeps of them. */
+#define SAMPLE_WARPS 4
+#define SAMPLED      (SAMPLE_WARPS * WARP / 8)
+
+struct sampled {
+	const uint16_t *source; /* of the next tile, or NULL: no such row              */
+	const uint8_t *kept;    /* the lane's bytes of this tile, or NULL: it has none */
+	uint32_t stride;        /* from a tile to the next of the lane, in bytes       */
+	uint32_t left;          /* tiles of the lane that have not been copied         */
+	uint32_t columns;       /* of W from one of them to the next                   */
+	float scale;            /* fp8: of the row                                     */
+	bool aligned;           /* rows of W start at multiples of 16 bytes            */
+};
+
+/* What eight lanes copy of a row of a tile, in the order of the lanes: codes, 64 bytes or in fp8
+ * 128; then, NF4, the 16 bytes in which its absmax is. */
+template <bool NF4>
+static __device__ __forceinline__ const uint8_t *kept_part(const uint8_t *tile, uint32_t row)
+{
+	const uint32_t l8 = threadIdx.x % 8, lane = tile_lane(row, 0) + l8 % 4;
+	if (!NF4)
+		return tile + lane * 16 + l8 / 4 * (QS_FP8_TILE_BYTES / 2);
+	if (l8 < 4)
+		return tile + lane * 16;
+	return l8 == 4 ? tile + QS_NF4_CODE_BYTES + absmax_place(row) / 8 * 16 : NULL;
+}
+
+template <bool NF4>
+static __device__ __forceinline__ struct sampled sampled_of(const struct qs_product_args &args,
+                                                            const struct job &job, uint64_t packed,
+                                                            uint32_t row_of_tile)
+{
+	const uint32_t place = (threadIdx.x - WARP_SAMPLE * WARP) / 8,
+	               strips = log2_of(args.strips);
+	const uint32_t strip = job.strip + (place & (args.strips - 1));
+	const uint32_t first = job.first + (place >> strips), next = SAMPLED >> strips;
+	const int64_t row = (int64_t)strip * QS_WEIGHT_TILE + row_of_tile;
+	struct sampled sampled = {};
+	if (row >= args.n || first >= job.end)
+		return sampled;
+	sampled.source = (const uint16_t *)args.source + row * args.ld +
+	                 (int64_t)first * QS_WEIGHT_TILE + threadIdx.x % 8 * CHUNK;
+	sampled.kept = kept_part<NF4>(tile_at<NF4>(packed, job, strip, first), row_of_tile);
+	sampled.stride = next * tile_bytes<NF4>;
+	sampled.left = (job.end - first + next - 1) >> log2_of(next);
+	sampled.columns = next * QS_WEIGHT_TILE;
+	sampled.scale = NF4 ? 1 : __ldg(scales_of(args) + row);
+	sampled.aligned = rows_aligned(args.source, args.ld, CHUNK);
+	return sampled;
+}
+
+/* Place of a row in a slot: W's 128 bytes, then 128 of the tile. */
+#define SAMPLE_PITCH 256
+
+static_assert(QS_SAMPLE_BYTES == QS_SAMPLE_STEPS * SAMPLED * SAMPLE_PITCH,
+              "the host allocates so much");
+
+static __device__ __forceinline__ uint8_t *sample_slot(uint8_t *samples, uint32_t i)
+{
+	const uint32_t place = (threadIdx.x - WARP_SAMPLE * WARP) / 8;
+	return samples + (i % QS_SAMPLE_STEPS * SAMPLED + place) * SAMPLE_PITCH;
+}
+
+/* The next tile of each lane into a slot, as one group of copies. */
+static __device__ __forceinline__ void copy_sample(struct sampled *sampled, uint32_t slot)
+{
+	const uint32_t to = slot + threadIdx.x % 8 * 16;
+	if (sampled->left) {
+		if (sampled->aligned)
+			copy_16(to, sampled->source);
+		else
+			store_16(to, load_unaligned(sampled->source));
+		if (sampled->kept) {
+			copy_16(to + 128, sampled->kept);
+			sampled->kept += sampled->stride;
+		}
+		sampled->source += sampled->columns;
+		sampled->left--;
+	}
+	copies_commit();
+}
+
+/* Compares a row of each tile with W, the copies of both going some of them ahead. False in some
+ * lane if one differs. */
+template <bool NF4>
+static __device__ __forceinline__ bool samples_are_same(const struct control *control,
+                                                        struct sampled sampled, uint32_t row,
+                                                        uint8_t *samples)
+{
+	const uint32_t tiles = sampled.left, most = __reduce_max_sync(FULL, tiles);
+	bool same = true;
+	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
+		copy_sample(&sampled, shared_address(sample_slot(samples, i)));
+	for (uint32_t i = 0; i < most; i++) {
+		const uint8_t *slot = sample_slot(samples, i);
+		copy_sample(&sampled,
+		            shared_address(sample_slot(samples, i + QS_SAMPLE_STEPS - 1)));
+		copies_wait<QS_SAMPLE_STEPS - 1>();
+		__syncwarp();
+		const uint4 made = ((const uint4 *)slot)[threadIdx.x % 8];
+		const uint32_t absmax = ((const uint16_t *)(slot + 192))[absmax_place(row) % 8];
+		const struct kept kept = {slot + 128, 64, absmax, sampled.scale};
+		const bool equal = same_row<NF4>(control, kept, row, made);
+		same &= equal || i >= tiles;
+		__syncwarp();
+	}
+	return same;
+}
+
+/* The warps that sample know what one of them has found out. */
+static __device__ __forceinline__ void meet_samplers(void)
+{
+	asm volatile("bar.sync %0, %1;" ::"n"(1 + QS_PAIRS), "n"(SAMPLE_WARPS * WARP) : "memory");
+}
+
+/* The warps that sample: one thread learns what is to be known of the weight, and another moves the
+ * turn on, whatever the state of the tiles: blocks of one launch may find it changed. */
+template <bool NF4>
+static __device__ __forceinline__ void sample(const struct qs_product_args &args,
+                                              const struct job &job, struct control *control,
+                                              uint8_t *samples)
+{
+	if (threadIdx.x == WARP_SAMPLE * WARP)
+		know_validity(args, control);
+	meet_samplers();
+	if (args.flags & QS_PRODUCT_FROZEN)
+		return;
+	const uint32_t turn = control->turn, row = turn % QS_WEIGHT_TILE;
+	if (control->known) {
+		const struct sampled sampled = sampled_of<NF4>(args, job, control->packed, row);
+		if (!samples_are_same<NF4>(control, sampled, row, samples))
+			drop_weight(args, control);
+	}
+	if (threadIdx.x == WARP_SAMPLE * WARP)
+		move_turn(args, turn);
+}
+
 /* For products that cuBLASLt makes from the expanded weight: see sample.h. Eight lanes compare a
  * row of a tile; all threads of a warp take part in each comparison. */
 #define SAMPLE_TILES (QS_SAMPLE_THREADS / 8) /* of a block at a time */
@@ -1063,90 +1419,153 @@ extern "C" __global__ void __launch_bounds__(QS_SAMPLE_THREADS)
 	}
 }
 
+/* ---- blocks of a cluster, launches ------------------------------------------------------------
+ */
+
+/* All that the cluster's threads wrote before can be read after. */
+static __device__ __forceinline__ void cluster_sync(void)
+{
+#if HOPPER
+	asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+/* The next launch may begin, if it is one that waits itself. */
+static __device__ __forceinline__ void let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* The block has begun; waits until all blocks of the cluster have. */
+static __device__ __forceinline__ void cluster_arrive(void)
+{
+#if HOPPER
+	asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void cluster_wait(void)
+{
+#if HOPPER
+	asm volatile("barrier.cluster.wait;" ::: "memory");
+#endif
+}
+
+/* Writes to the place that `to` has in the memory of another block of the cluster. */
+static __device__ __forceinline__ void give(const float4 *to, uint32_t rank, const float4 &value)
+{
+#if HOPPER
+	asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+	             "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(
+	                     shared_address(to)),
+	             "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+	             : "memory");
+#endif
+}
+
 /* ---- results -------------------------------------------------------------------------------- */
 
-/* What the sums of rows g and g + 8 must be multiplied with to become those of W. */
-struct factors {
-	float low, high;
-};
-
-/* This thread's first row among all of W's. */
-static __device__ __forceinline__ int64_t output_row(const struct job &job)
-{
-	return ((int64_t)job.strip + job.row) * QS_WEIGHT_TILE +
-	       threadIdx.x / WARP % 4 * QUARTER_ROWS + threadIdx.x % WARP / 4;
-}
-
-template <bool NF4>
-static __device__ __forceinline__ struct factors factors_of(const struct qs_product_args &args,
-                                                            const struct job &job)
-{
-	const int64_t row = output_row(job);
-	struct factors factors = {QS_NF4_UNSCALE, QS_NF4_UNSCALE};
-	if (!NF4) {
-		const float *scales = scales_of(args);
-		factors.low = row < args.n ? __ldg(scales + row) : 0;
-		factors.high = row + 8 < args.n ? __ldg(scales + row + 8) : 0;
-	}
-	return factors;
-}
-
-/* A group's sums for TOKENS tokens from `first` on into shared memory, [token][row of the tile]. */
+/* A warp's sums into shared memory, [token][row of the tile], scaled by the factor of its row. */
 template <int TOKENS>
-static __device__ __forceinline__ void lay_sums(const struct sums<TOKENS> &total, unsigned first,
-                                                uint32_t tokens, struct factors factors,
-                                                float *partial)
+static __device__ __forceinline__ void lay_sums(const struct sums<TOKENS> &total,
+                                                const struct job &job, uint32_t first,
+                                                const float (*factors)[2], float *partial)
+{
+	const uint32_t lane = threadIdx.x % WARP;
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++)
+#pragma unroll
+		for (int i = 0; i < TOKENS / 2; i++) {
+			const uint32_t row = (job.half * QUARTERS + q) * QUARTER_ROWS + lane / 4;
+			const uint32_t token = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+			if (token < job.tokens)
+				partial[token * QS_PARTIAL_PITCH + row + i % 4 / 2 * 8] =
+				        total.at[q][i / 4][i % 4] * factors[q][i % 4 / 2];
+		}
+}
+
+/* The same of sums from tiles: these are codes' products, or lack the scale of the row. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void lay_packed(const struct qs_product_args &args,
+                                                  const struct sums<TOKENS> &total,
+                                                  const struct job &job, float *partial)
+{
+	float factors[QUARTERS][2];
+#pragma unroll
+	for (int i = 0; i < QUARTERS * 2; i++) {
+		const int64_t row = ((int64_t)job.strip + job.row) * QS_WEIGHT_TILE +
+		                    (job.half * QUARTERS + i / 2) * QUARTER_ROWS +
+		                    threadIdx.x % WARP / 4 + i % 2 * 8;
+		factors[i / 2][i % 2] = NF4            ? QS_NF4_UNSCALE
+		                        : row < args.n ? __ldg(scales_of(args) + row)
+		                                       : 0;
+	}
+	lay_sums(total, job, 0, factors, partial);
+}
+
+/* The A operand of 16 rows and columns of W itself. */
+static __device__ __forceinline__ void load_w(const struct qs_product_args &args, int64_t row,
+                                              int64_t column, uint32_t *a)
 {
 	const unsigned lane = threadIdx.x % WARP;
-	const unsigned row = threadIdx.x / WARP % 4 * QUARTER_ROWS + lane / 4;
+	const bool pairs = rows_aligned(args.source, args.ld, 2);
+	const uint16_t *source = (const uint16_t *)args.source + column + lane % 4 * 2;
+	row += lane / 4;
 #pragma unroll
-	for (int i = 0; i < TOKENS / 2; i++) {
-		const unsigned token = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
-		if (token < tokens)
-			partial[token * QS_PARTIAL_PITCH + row + i % 4 / 2 * 8] =
-			        total.at[i] * (i % 4 < 2 ? factors.low : factors.high);
+	for (int i = 0; i < 4; i++) {
+		const int64_t at = row + i % 2 * 8;
+		a[i] = at < args.n ? load_pair(source + at * args.ld + i / 2 * 8, pairs) : 0;
 	}
 }
 
-/* Tokens that are taken at a time where registers are short. */
-#define PASS 16
+/* The B operand of 16 columns of X and eight tokens, straight from memory. */
+static __device__ __forceinline__ void load_b(const struct qs_product_args &args,
+                                              const struct job &job, uint32_t token, int64_t column,
+                                              uint32_t *b)
+{
+	const unsigned lane = threadIdx.x % WARP;
+	const bool pairs = rows_aligned(args.x, args.ldx, 2);
+	token += lane / 4;
+	const uint16_t *x = (const uint16_t *)args.x + (int64_t)(job.token + token) * args.ldx +
+	                    column + lane % 4 * 2;
+#pragma unroll
+	for (int i = 0; i < 2; i++)
+		b[i] = token < job.tokens ? load_pair(x + i * 8, pairs) : 0;
+}
 
-/* A group's part from W itself, for when the tiles are not valid: slow. A function of its own so
+/* A warp's part from W itself, for when the tiles are not valid: slow. A function of its own so
  * that the common path keeps its registers. */
-template <int TOKENS>
-static __device__ __noinline__ void lay_source(const struct qs_product_args &args, float *partials)
+static __device__ __noinline__ void lay_source(const struct qs_product_args &args, float *partial)
 {
-	constexpr int pass = TOKENS < PASS ? TOKENS : PASS;
 	const struct job job = job_of(args);
-	for (unsigned token = 0; token < args.tokens; token += pass) {
-		struct fragment fragment;
-		sums<pass> total = {};
-		for (uint32_t i = job.first + job.turn; i < job.end; i += job.turns) {
-			load_fragment(args, job.strip + job.row, i, &fragment);
-			multiply_tile(&total, fragment, args, i, token);
-		}
-		lay_sums(total, token, args.tokens, {1, 1},
-		         partials + job.group * TOKENS * QS_PARTIAL_PITCH);
+	const float factors[QUARTERS][2] = {{1, 1}, {1, 1}};
+	const int64_t row = ((int64_t)job.strip + job.row) * QS_WEIGHT_TILE +
+	                    job.half * QUARTERS * QUARTER_ROWS;
+#pragma unroll 1
+	for (uint32_t token = 0; token < job.tokens; token += 8) {
+		struct sums<8> total = {
+		};
+#pragma unroll 1
+		for (uint32_t i = job.first + job.turn; i < job.end; i += job.turns)
+#pragma unroll 1
+			for (int step = 0; step < STEPS; step++) {
+				const int64_t column = (int64_t)i * QS_WEIGHT_TILE + step * 16;
+				uint32_t b[2];
+				load_b(args, job, token, column, b);
+#pragma unroll
+				for (int q = 0; q < QUARTERS; q++) {
+					uint32_t a[4];
+					load_w(args, row + q * QUARTER_ROWS, column, a);
+					multiply(total.at[q][0], a, b);
+				}
+			}
+		lay_sums(total, job, token, factors, partial);
 	}
 }
 
-static __device__ __forceinline__ float4 load_partials(uint32_t address, unsigned rank)
-{
-	float4 value;
-#if HOPPER
-	asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
-	             "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
-	             : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-	             : "r"(address), "r"(rank));
-#else
-	asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-	             : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-	             : "r"(address));
-#endif
-	return value;
-}
-
-static __device__ __forceinline__ float activated(float value, uint32_t activation)
+static __device__ __noinline__ float activated(float value, uint32_t activation)
 {
 	if (activation == QS_ACTIVATION_RELU)
 		return fmaxf(value, 0);
@@ -1157,7 +1576,7 @@ static __device__ __forceinline__ float activated(float value, uint32_t activati
 }
 
 static __device__ __forceinline__ void finish(const struct qs_product_args &args, float sum,
-                                              unsigned token, int64_t row)
+                                              uint32_t token, int64_t row)
 {
 	const int64_t at = token * args.ldd + row;
 	const bool wide = args.flags & QS_PRODUCT_FP32;
@@ -1168,985 +1587,344 @@ static __device__ __forceinline__ void finish(const struct qs_product_args &args
 		value += args.beta * (wide ? *d32 : float_of(*d16));
 	if (args.bias)
 		value += float_of(__ldg((const uint16_t *)args.bias + row));
-	value = activated(value, args.activation);
+	if (args.activation)
+		value = activated(value, args.activation);
 	if (wide)
 		*d32 = value;
 	else
 		*d16 = (uint16_t)bf16_of(value);
 }
 
-/* Partial sums of four rows, those of all groups that share a row of tiles, of all blocks of the
- * cluster: added in this order, PARTS loads at a time. */
-#define PARTS 4
-
-static __device__ __forceinline__ float4 add_parts(uint32_t address, uint32_t turns,
-                                                   uint32_t turn_bytes, uint32_t split)
+/* Adds the block's sums of four rows, those of all turns in their order. */
+static __device__ __forceinline__ float4 add_turns(const float *partial, uint32_t turns,
+                                                   uint32_t apart)
 {
-	float4 sum = {};
-	for (uint32_t part = 0; part < turns * split; part += PARTS) {
-		float4 value[PARTS];
-#pragma unroll
-		for (uint32_t i = 0; i < PARTS; i++) {
-			const uint32_t p = min(part + i, turns * split - 1);
-			value[i] = load_partials(address + p % turns * turn_bytes, p / turns);
-		}
-#pragma unroll
-		for (uint32_t i = 0; i < PARTS; i++)
-			if (part + i < turns * split) {
-				sum.x += value[i].x;
-				sum.y += value[i].y;
-				sum.z += value[i].z;
-				sum.w += value[i].w;
-			}
+	float4 sum = *(const float4 *)partial;
+	for (uint32_t i = 1; i < turns; i++) {
+		const float4 part = *(const float4 *)(partial + i * apart);
+		sum.x += part.x;
+		sum.y += part.y;
+		sum.z += part.z;
+		sum.w += part.w;
 	}
 	return sum;
 }
 
-/* Finishes this block's share of the cluster's results, four rows a thread. */
-template <int TOKENS>
-static __device__ __forceinline__ void add_up(const struct qs_product_args &args,
-                                              const struct job &job, uint32_t partials)
+/* Four rows' results. */
+static __device__ __forceinline__ void finish_four(const struct qs_product_args &args, float4 sum,
+                                                   uint32_t token, int64_t row)
 {
-	const uint32_t fours = args.strips * (QS_WEIGHT_TILE / 4), rank = blockIdx.x % args.split;
-	const uint32_t turn_bytes = TOKENS * QS_PARTIAL_PITCH * 4;
-	for (uint32_t i = rank * blockDim.x + threadIdx.x; i < fours * args.tokens;
-	     i += args.split * blockDim.x) {
-		const uint32_t token = i / fours, row = i % fours * 4;
-		const uint32_t group = row / QS_WEIGHT_TILE * job.turns;
-		const uint32_t address = partials + group * turn_bytes +
-		                         (token * QS_PARTIAL_PITCH + row % QS_WEIGHT_TILE) * 4;
-		const int64_t output = (int64_t)job.strip * QS_WEIGHT_TILE + row;
-		const float4 sum = add_parts(address, job.turns, turn_bytes, args.split);
-		const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-		for (int j = 0; j < 4; j++)
-			if (output + j < args.n)
-				finish(args, sums[j], token, output + j);
+#pragma unroll 1
+	for (int i = 0; i < 4 && row + i < args.n; i++) {
+		finish(args, sum.x, token, row + i);
+		sum = make_float4(sum.y, sum.z, sum.w, 0);
 	}
 }
 
-#if !HOPPER
-
-/* ---- products elsewhere --------------------------------------------------------------------- */
-
-static __device__ __forceinline__ struct kept kept_fp8(const uint8_t *tile, unsigned row,
-                                                       float scale)
-{
-	struct kept kept = {tile + tile_lane(row, 0) * 16, QS_FP8_TILE_BYTES / 2};
-	kept.scale = scale;
-	return kept;
-}
-
-/* A row of a tile against W, by a warp, of which each eight lanes do the same. */
-template <bool NF4>
-static __device__ __forceinline__ void sample_tile(const struct qs_product_args &args,
-                                                   const struct job &job, struct control *control,
-                                                   const uint8_t *tile, uint32_t chunk)
-{
-	const unsigned row = control->turn % QS_WEIGHT_TILE;
-	const uint16_t *source = sampled_row(args, job.strip, control->turn);
-	if (!source)
-		return;
-	source += (int64_t)chunk * QS_WEIGHT_TILE + threadIdx.x % 8 * CHUNK;
-	const uint4 made = load_chunk(source, rows_aligned(args.source, args.ld, CHUNK));
-	struct kept kept;
-	if constexpr (NF4)
-		kept = kept_nf4(tile, row);
-	else
-		kept = kept_fp8(tile, row,
-		                __ldg(scales_of(args) + (int64_t)job.strip * QS_WEIGHT_TILE + row));
-	if (!same_row<NF4>(control, kept, row, made))
-		drop_weight(args, control);
-}
-
-/* A group's tiles for TOKENS tokens from `token` on. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-multiply_packed(struct sums<TOKENS> *total, const struct qs_product_args &args,
-                const struct job &job, unsigned token, struct control *control, struct table table)
-{
-	const unsigned lane = threadIdx.x % 128;
-	const bool sampling = !(args.flags & QS_PRODUCT_FROZEN) && lane < WARP && token == 0;
-	for (uint32_t chunk = job.first + job.turn; chunk < job.end; chunk += job.turns) {
-		const uint8_t *tile = tile_at<NF4>(control->packed, job, job.strip, chunk);
-		struct fragment fragment;
-		if (NF4) {
-			sums<TOKENS> sum = {};
-			const uint32_t absmax = __ldg((const uint32_t *)(tile + QS_NF4_CODE_BYTES) +
-			                              lane / WARP * 8 + lane % WARP / 4);
-			decode_nf4(__ldg((const uint4 *)tile + lane), table, &fragment);
-			multiply_tile(&sum, fragment, args, chunk, token);
-			promote(total, sum, absmax);
-		} else {
-			decode_fp8(__ldg((const uint4 *)tile + lane), &fragment.a[0]);
-			decode_fp8(__ldg((const uint4 *)tile + 128 + lane), &fragment.a[8]);
-			multiply_tile(total, fragment, args, chunk, token);
-		}
-		if (sampling)
-			sample_tile<NF4>(args, job, control, tile, chunk);
-	}
-}
-
-template <bool NF4>
-static __device__ __forceinline__ void start(const struct qs_product_args &args,
-                                             struct control *control, uint8_t *table)
-{
-	wait_for_work_ahead();
-	if (threadIdx.x == 0) {
-		know_tiles(args, control);
-		know_validity(args, control);
-	}
-	if (NF4)
-		fill_table(table);
-	fill_range(control, threadIdx.x);
-	__syncthreads();
-	if (threadIdx.x == 0 && !(args.flags & QS_PRODUCT_FROZEN))
-		move_turn(args, control->turn);
-}
-
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void product(const struct qs_product_args &args)
-{
-	extern __shared__ __align__(1024) uint8_t shared[];
-	struct control *control = (struct control *)(shared + QS_SHARED_PARTIALS);
-	float *partials = (float *)shared; /* in the table's place, when it has served */
-	const struct job job = job_of(args);
-	constexpr int pass = TOKENS < PASS ? TOKENS : PASS;
-	sums<pass> total[TOKENS / pass] = {};
-	start<NF4>(args, control, shared);
-	const struct factors factors = factors_of<NF4>(args, job);
-#pragma unroll
-	for (int i = 0; i < TOKENS / pass; i++)
-		if (tiles_are_valid(control))
-			multiply_packed<pass, NF4>(&total[i], args, job, i * pass, control,
-			                           table_at(shared_address(shared)));
-	__syncthreads();
-	if (tiles_are_valid(control) && !control->changed) {
-#pragma unroll
-		for (int i = 0; i < TOKENS / pass; i++)
-			lay_sums(total[i], i * pass, args.tokens, factors,
-			         partials + job.group * TOKENS * QS_PARTIAL_PITCH);
-	} else {
-		lay_source<TOKENS>(args, partials);
-	}
-	__syncthreads();
-	add_up<TOKENS>(args, job, shared_address(shared));
-}
-
-#else
-
-/* ---- products on Hopper --------------------------------------------------------------------- */
-
-/* A group's matrix instruction: 64 rows of W from registers, TOKENS of X from shared memory. */
-static __device__ __forceinline__ void wgmma(struct sums<8> *sum, const uint32_t *a, uint64_t x,
-                                             bool add)
-{
-	float *s = sum->at;
-	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %9, 0;\n"
-	             "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-	             "%0, %1, %2, %3"
-	             "}, {%4, %5, %6, %7}, %8, add, 1, 1, 0;\n}"
-	             : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "r"((int)add));
-}
-
-static __device__ __forceinline__ void wgmma(struct sums<16> *sum, const uint32_t *a, uint64_t x,
-                                             bool add)
-{
-	float *s = sum->at;
-	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
-	             "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-	             "%0, %1, %2, %3, %4, %5, %6, %7"
-	             "}, {%8, %9, %10, %11}, %12, add, 1, 1, 0;\n}"
-	             : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),
-	               "+f"(s[6]), "+f"(s[7])
-	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "r"((int)add));
-}
-
-static __device__ __forceinline__ void wgmma(struct sums<32> *sum, const uint32_t *a, uint64_t x,
-                                             bool add)
-{
-	float *s = sum->at;
-	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
-	             "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-	             "%0, %1, %2, %3, %4, %5, %6, %7, "
-	             "%8, %9, %10, %11, %12, %13, %14, %15"
-	             "}, {%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
-	             : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]),
-	               "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),
-	               "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15])
-	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "r"((int)add));
-}
-
-/* The part of a matrix descriptor that says where X is, which can be added to in units of 16 bytes.
- * X of 64 columns has rows of 128 bytes, their chunks of 16 swizzled by the row; groups of eight
- * rows are 1024 bytes apart. */
-static __device__ __forceinline__ uint32_t x_place(uint32_t address)
-{
-	return 1u << 16 | (address & 0x3ffff) / 16;
-}
-
-static __device__ __forceinline__ uint64_t x_descriptor(uint32_t place)
-{
-	return (uint64_t)(1u << 30 | 1024 / 16) << 32 | place;
-}
-
-/* The sums belong to the matrix unit from begin to end. */
-template <int TOKENS>
-static __device__ __forceinline__ void
-multiply_begin(struct sums<TOKENS> *sum, const struct fragment &fragment, uint32_t x, bool add)
-{
-	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-	for (int step = 0; step < STEPS; step++)
-		wgmma(sum, &fragment.a[step * 4], x_descriptor(x + step * 2), add || step > 0);
-	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int TOKENS> static __device__ __forceinline__ void multiply_end(struct sums<TOKENS> *sum)
-{
-	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-	for (int i = 0; i < TOKENS / 2; i++)
-		asm volatile("" : "+f"(sum->at[i])::"memory");
-}
-
-/* ---- barriers, copies ----------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void barrier_init(uint64_t *barrier, unsigned count)
-{
-	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-	             "r"(count));
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-	asm volatile("{\n.reg .pred done;\n"
-	             "again:\n"
-	             "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-	             "@!done bra again;\n}" ::"r"(barrier),
-	             "r"(parity)
-	             : "memory");
-}
-
-static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
-{
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-static __device__ __forceinline__ void copy_4(uint32_t to, const void *from)
-{
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-static __device__ __forceinline__ uint4 load_16(uint32_t from)
-{
-	uint4 value;
-	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-	             : "r"(from)
-	             : "memory");
-	return value;
-}
-
-static __device__ __forceinline__ uint32_t load_4(uint32_t from)
-{
-	uint32_t value;
-	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
-	return value;
-}
-
-static __device__ __forceinline__ void store_16(uint32_t to, const uint4 &value)
-{
-	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x),
-	             "r"(value.y), "r"(value.z), "r"(value.w)
-	             : "memory");
-}
-
-static __device__ __forceinline__ void copies_commit(void)
-{
-	asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Waits for all groups of copies but the last PENDING. */
-template <int PENDING> static __device__ __forceinline__ void copies_wait(void)
-{
-	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-/* What is known to have been written by stores and copies of 16 bytes is read by wgmma next. */
-static __device__ __forceinline__ void proxy_fence(void)
-{
-	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* All that the cluster's threads wrote before can be read after. */
-static __device__ __forceinline__ void cluster_sync(void)
-{
-	asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-/* All threads of the cluster are here: what they read has been read. Does not wait for what they
- * wrote. */
-static __device__ __forceinline__ void cluster_meet(void)
-{
-	asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
-}
-
-/* The next launch may begin, if it is one that waits itself. */
-static __device__ __forceinline__ void let_next_begin(void)
-{
-	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-/* ---- tiles on their way --------------------------------------------------------------------- */
-
-/* The steps in which a group has a tile. */
-static __device__ __forceinline__ uint32_t steps_of(const struct job &job)
-{
-	const uint32_t tiles = job.end - min(job.end, job.first + job.turn);
-	return job.strip + job.row < job.strips ? (tiles + job.turns - 1) / job.turns : 0;
-}
-
-/* Where a thread finds its part of the tiles of its group. It copies them some steps ahead, each
- * part into a slot of shared memory that only this thread reads: nobody else need be waited for. */
-struct stream {
-	const uint8_t *codes; /* of the next tile to copy                                   */
-	int32_t absmax;       /* NF4: from there to the scales of the thread's rows         */
-	uint32_t stride;      /* bytes from there to the next tile of the group             */
-	uint32_t left;        /* tiles to copy                                              */
-	uint32_t slot;        /* shared address of the codes to take next, then to copy     */
+/* Of the results of a cluster, four rows of a token each, a block finishes a share. */
+struct results {
+	uint32_t fours; /* log2 of a token's           */
+	uint32_t count; /* of all                      */
+	uint32_t share; /* of a block; the last's less */
 };
 
-/* Of a slot of all threads. Slots make a ring of QS_RING_BYTES that ends where the table begins. */
-template <bool NF4> static constexpr uint32_t slot_bytes = QS_MULTIPLIERS *(NF4 ? 16 : 32);
-template <int TOKENS, bool NF4>
-static constexpr uint32_t slots_ahead = QS_RING_BYTES(TOKENS) / slot_bytes<NF4>;
-
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ struct stream stream_of(const struct job &job, uint64_t packed,
-                                                          uint32_t table)
-{
-	const int32_t lane = threadIdx.x % 128;
-	const uint8_t *tile = tile_at<NF4>(packed, job, job.strip + job.row, job.first + job.turn);
-	struct stream stream = {tile + lane * 16};
-	stream.absmax = QS_NF4_CODE_BYTES + (lane / WARP * 8 + lane % WARP / 4) * 4 - lane * 16;
-	stream.stride = job.turns * (NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES);
-	stream.left = steps_of(job);
-	stream.slot = table - QS_RING_BYTES(TOKENS) + threadIdx.x * 16;
-	return stream;
-}
-
-/* The thread's two scales in NF4 are kept behind the table. */
-template <int TOKENS>
-static __device__ __forceinline__ uint32_t absmax_slot(uint32_t slot, uint32_t table)
-{
-	return table + QS_TABLE_BYTES + slot % QS_RING_BYTES(TOKENS) / 4;
-}
-
-/* Copies the next tile's part into the stream's slot, and goes to the next slot. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void copy_part(struct stream *stream, uint32_t table)
-{
-	constexpr uint32_t ring = QS_RING_BYTES(TOKENS);
-	if (stream->left) {
-		copy_16(stream->slot, stream->codes);
-		if (NF4)
-			copy_4(absmax_slot<TOKENS>(stream->slot, table),
-			       stream->codes + stream->absmax);
-		else
-			copy_16(stream->slot + slot_bytes<NF4> / 2,
-			        stream->codes + QS_FP8_TILE_BYTES / 2);
-		stream->codes += stream->stride;
-		stream->left--;
-	}
-	copies_commit();
-	/* table is a multiple of the ring's size */
-	stream->slot = (stream->slot + slot_bytes<NF4>) % ring + table - ring;
-}
-
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void copy_first(struct stream *stream, uint32_t table)
-{
-	for (uint32_t i = 0; i < slots_ahead<TOKENS, NF4>; i++)
-		copy_part<TOKENS, NF4>(stream, table);
-}
-
-/* A tile as it is multiplied: decoded, and what its sums must be scaled by. */
-struct decoded {
-	struct fragment fragment;
-	uint32_t absmax; /* NF4: of rows g and g + 8 */
-};
-
-/* Takes a tile's part out of its slot, into which the next is copied. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void take_part(struct stream *stream, struct table table,
-                                                 uint32_t table_address, struct decoded *decoded)
-{
-	copies_wait<slots_ahead<TOKENS, NF4> - 1>();
-	const uint4 codes = load_16(stream->slot);
-	if constexpr (NF4) {
-		decoded->absmax = load_4(absmax_slot<TOKENS>(stream->slot, table_address));
-		decode_nf4(codes, table, &decoded->fragment);
-	} else {
-		decode_fp8(codes, &decoded->fragment.a[0]);
-		decode_fp8(load_16(stream->slot + slot_bytes<NF4> / 2), &decoded->fragment.a[8]);
-	}
-	copy_part<TOKENS, NF4>(stream, table_address);
-}
-
-/* ---- pipeline ------------------------------------------------------------------------------- */
-
-/* Where a block keeps what. A step is one tile of each group that still has one. X of the columns
- * of a step, a tile's columns after the other, is a stage; stages come and go in batches. */
-template <int TOKENS> struct pipeline {
-	static constexpr uint32_t x_bytes = TOKENS * QS_WEIGHT_TILE * 2;
-	uint8_t *shared;
-	struct control *control;
-	uint32_t stage_bytes;
-	uint32_t batch, slots; /* stages of a batch; batches for which there is memory */
-	uint32_t steps;
-
-	__device__ __forceinline__ uint8_t *x(uint32_t stage, uint32_t turn) const
-	{
-		return shared + stage * stage_bytes + turn * x_bytes;
-	}
-	__device__ __forceinline__ uint8_t *table() const
-	{
-		return (uint8_t *)control + QS_CONTROL_BYTES + QS_RING_BYTES(TOKENS);
-	}
-	__device__ __forceinline__ uint8_t *samples() const
-	{
-		return table() + QS_TABLE_BYTES + QS_RING_SCALES;
-	}
-};
-
-template <int TOKENS>
-static __device__ __forceinline__ struct pipeline<TOKENS>
-pipeline_of(const struct qs_product_args &args, const struct job &job, uint8_t *shared) {
-	struct pipeline<TOKENS> pipe;
-	const uint32_t base = shared_address(shared);
-	const uint32_t table = (base + QS_HOPPER_TABLE - 1024) & ~(QS_TABLE_BYTES - 1u);
-	pipe.shared = shared;
-	pipe.control = (struct control *)(shared + (table - base) - QS_RING_BYTES(TOKENS) -
-	                                  QS_CONTROL_BYTES);
-	pipe.stage_bytes = job.turns * pipe.x_bytes;
-	pipe.steps = (job.end - job.first + job.turns - 1) / job.turns;
-	pipe.slots = min(args.stages, QS_SLOTS);
-	pipe.batch = args.stages / pipe.slots;
-	return pipe;
-}
-
-/* Warps that copy X, and then those that sample. */
-#define WARP_X       (QS_MULTIPLIERS / WARP)
-#define X_WARPS      2
-#define WARP_SAMPLE  (WARP_X + X_WARPS)
-#define SAMPLE_WARPS 2
-
-static_assert((WARP_SAMPLE + SAMPLE_WARPS) * WARP == QS_HOPPER_THREADS,
-              "the host launches so many");
-
-/* A lane's share of X: 16 bytes of every fourth token. */
-struct x_share {
-	const uint16_t *source; /* of its first token and the block's first columns */
-	uint32_t place;         /* of its first token in the X of a tile's columns  */
-	uint32_t count;         /* tokens                                           */
-	bool aligned;           /* rows start at multiples of 16 bytes              */
-};
-
-static __device__ __forceinline__ struct x_share x_share_of(const struct qs_product_args &args,
+static __device__ __forceinline__ struct results results_of(const struct qs_product_args &args,
                                                             const struct job &job)
 {
-	const uint32_t lane = threadIdx.x % WARP, token = lane / 8, chunk = lane % 8;
-	struct x_share share;
-	share.source = (const uint16_t *)args.x + token * args.ldx +
-	               (int64_t)job.first * QS_WEIGHT_TILE + chunk * CHUNK;
-	share.place = token * 128 + (chunk ^ token) * 16;
-	share.count = args.tokens > token ? (args.tokens - token + 3) / 4 : 0;
-	share.aligned = rows_aligned(args.x, args.ldx, CHUNK);
-	return share;
+	struct results results = {log2_of(args.strips * (QS_WEIGHT_TILE / 4))};
+	results.count = job.tokens << results.fours;
+	results.share = (results.count + args.split - 1) >> log2_of(args.split);
+	return results;
 }
 
-/* X of a step. Chunks are swizzled by the lowest three bits of the token, of which the lane knows
- * two. */
-template <int TOKENS>
-static __device__ __forceinline__ void copy_x(const struct x_share &share, const struct job &job,
-                                              const struct pipeline<TOKENS> &pipe, uint32_t step,
-                                              uint32_t stage, int64_t ldx)
+/* Where a block finds its share of the sums of all blocks: in the end of what is kept for X. */
+static __device__ __forceinline__ float4 *landing(struct shared *shared, uint32_t strips)
 {
-	const uint32_t tile = step * job.turns, tiles = job.end - job.first - tile;
-	const uint16_t *source = share.source + (int64_t)tile * QS_WEIGHT_TILE;
-	uint32_t to = shared_address(pipe.x(stage, 0)) + share.place;
+	return (float4 *)(shared->x + sizeof shared->x - strips * QS_LANDING_BYTES);
+}
+
+/* Adds up what the block has, and gives it to the block that finishes it. */
+template <int TOKENS>
+static __device__ __forceinline__ void add_up(const struct qs_product_args &args,
+                                              const struct job &job, struct shared *shared)
+{
+	const struct results results = results_of(args, job);
+	const uint32_t apart = TOKENS * QS_PARTIAL_PITCH, rank = blockIdx.x & (args.split - 1);
 #pragma unroll 1
-	for (uint32_t turn = 0; turn < min(job.turns, tiles); turn++) {
-		const uint16_t *from = source;
-#pragma unroll
-		for (uint32_t i = 0; i < TOKENS / 4; i++, from += 4 * ldx) {
-			const uint32_t at = (to ^ i % 2 * 64) + i * 512;
-			if (i < share.count && share.aligned)
-				copy_16(at, from);
-			else if (i < share.count)
-				store_16(at, load_unaligned(from));
+	for (uint32_t i = threadIdx.x; i < results.count; i += blockDim.x) {
+		const uint32_t token = i >> results.fours, row = (i - (token << results.fours)) * 4;
+		const float *partial = (const float *)shared +
+		                       row / QS_WEIGHT_TILE * job.turns * apart +
+		                       token * QS_PARTIAL_PITCH + row % QS_WEIGHT_TILE;
+		const float4 sum = add_turns(partial, job.turns, apart);
+		if (args.split == 1) {
+			finish_four(args, sum, job.token + token,
+			            (int64_t)job.strip * QS_WEIGHT_TILE + row);
+		} else {
+			const uint32_t owner = (i >= results.share) + (i >= 2 * results.share) +
+			                       (i >= 3 * results.share);
+			give(landing(shared, args.strips) + rank * results.share + i -
+			             owner * results.share,
+			     owner, sum);
 		}
-		source += QS_WEIGHT_TILE;
-		to += pipe.x_bytes;
 	}
 }
 
-/* X of a batch's steps into a slot. */
-template <int TOKENS>
-static __device__ __forceinline__ void
-copy_batch(const struct x_share &share, const struct job &job, const struct pipeline<TOKENS> &pipe,
-           uint32_t batch, uint32_t slot, int64_t ldx)
+/* Finishes the block's share of the cluster's results, when all have been given. */
+static __device__ __forceinline__ void add_blocks(const struct qs_product_args &args,
+                                                  const struct job &job, struct shared *shared)
 {
-	const uint32_t first = min(batch * pipe.batch, pipe.steps);
-	const uint32_t end = min(first + pipe.batch, pipe.steps);
-	for (uint32_t step = first; step < end; step++)
-		copy_x(share, job, pipe, step, slot * pipe.batch + step - first, ldx);
-}
-
-template <int TOKENS>
-static __device__ __forceinline__ uint32_t batches_of(const struct pipeline<TOKENS> &pipe)
-{
-	return (pipe.steps + pipe.batch - 1) / pipe.batch;
-}
-
-/* Each warp for X copies every X_WARPS-th batch: those of the others are on their way meanwhile. */
-static __device__ __forceinline__ uint32_t first_batch(void)
-{
-	return threadIdx.x / WARP - WARP_X;
-}
-
-/* By the warps for X, before the barriers can be used: the first batches. */
-template <int TOKENS>
-static __device__ __forceinline__ void start_x(const struct qs_product_args &args,
-                                               const struct job &job,
-                                               const struct pipeline<TOKENS> &pipe)
-{
-	const struct x_share share = x_share_of(args, job);
-	wait_for_work_ahead();
-	copy_batch(share, job, pipe, first_batch(), first_batch(), args.ldx);
-}
-
-/* Waits for this thread's copies and lets wgmma see them. This waits for all that is on its way, as
- * long as memory takes: why X comes in batches. */
-static __device__ __forceinline__ void finish_x(void)
-{
-	copies_commit();
-	copies_wait<0>();
-	proxy_fence();
-}
-
-/* And then: reports them, and copies the others. */
-template <int TOKENS>
-static __device__ __forceinline__ void feed_x(const struct qs_product_args &args,
-                                              const struct job &job,
-                                              const struct pipeline<TOKENS> &pipe)
-{
-	const struct x_share share = x_share_of(args, job);
-	for (uint32_t i = first_batch(); i < batches_of(pipe); i += X_WARPS) {
-		const uint32_t slot = i % pipe.slots, parity = i / pipe.slots & 1;
-		if (i >= X_WARPS) {
-			/* a slot is empty at first */
-			barrier_wait(shared_address(&pipe.control->empty[slot]), parity ^ 1);
-			copy_batch(share, job, pipe, i, slot, args.ldx);
-		}
-		finish_x();
-		barrier_arrive(shared_address(&pipe.control->full[slot]));
+	const struct results results = results_of(args, job);
+	const uint32_t first = (blockIdx.x & (args.split - 1)) * results.share;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < results.share && first + i < results.count;
+	     i += blockDim.x) {
+		const uint32_t token = (first + i) >> results.fours;
+		const uint32_t row = (first + i - (token << results.fours)) * 4;
+		const float4 sum = add_turns((const float *)(landing(shared, args.strips) + i),
+		                             args.split, results.share * 4);
+		finish_four(args, sum, job.token + token,
+		            (int64_t)job.strip * QS_WEIGHT_TILE + row);
 	}
 }
 
-/* ---- sampling on Hopper --------------------------------------------------------------------- */
+/* ---- products ------------------------------------------------------------------------------- */
 
-/* A lane's share of the sampled rows: eight elements of the row of the group lane / 8, and 16 bytes
- * of what the tile keeps of them. */
-struct sampled {
-	const uint16_t *source; /* of the group's first tile, or NULL: no such row   */
-	const uint8_t *kept;    /* the lane's bytes of this tile, or NULL: it has none */
-	uint32_t stride;        /* from a tile of the group to the next, in bytes    */
-	uint32_t tiles;         /* of the group: one in each step                    */
-	uint32_t columns;       /* of W from one of them to the next                 */
-	float scale;            /* fp8: of the row                                   */
-	bool aligned;           /* rows of W start at multiples of 16 bytes          */
-};
-
-/* What a group's lanes copy of a row of a tile, in the order of the lanes: codes, 64 bytes or in
- * fp8 128; then, NF4, the 16 bytes in which its absmax is. */
-template <bool NF4>
-static __device__ __forceinline__ const uint8_t *kept_part(const uint8_t *tile, uint32_t row)
-{
-	const uint32_t l8 = threadIdx.x % 8, lane = tile_lane(row, 0) + l8 % 4;
-	if (!NF4)
-		return tile + lane * 16 + l8 / 4 * (QS_FP8_TILE_BYTES / 2);
-	if (l8 < 4)
-		return tile + lane * 16;
-	return l8 == 4 ? tile + QS_NF4_CODE_BYTES + absmax_place(row) / 8 * 16 : NULL;
-}
-
-template <bool NF4>
-static __device__ __forceinline__ struct sampled sampled_of(const struct qs_product_args &args,
-                                                            const struct job &job, uint64_t packed,
-                                                            uint32_t turn)
-{
-	const uint32_t lane = threadIdx.x % WARP, group = lane / 8;
-	const uint32_t strip = job.strip + group / job.turns, first = job.first + group % job.turns;
-	const uint32_t row = turn % QS_WEIGHT_TILE;
-	struct sampled sampled = {sampled_row(args, strip, turn)};
-	if (!sampled.source || first >= job.end)
-		return sampled;
-	sampled.source += (int64_t)first * QS_WEIGHT_TILE + lane % 8 * CHUNK;
-	sampled.kept = kept_part<NF4>(tile_at<NF4>(packed, job, strip, first), row);
-	sampled.stride = job.turns * (NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES);
-	sampled.tiles = (job.end - first + job.turns - 1) / job.turns;
-	sampled.columns = job.turns * QS_WEIGHT_TILE;
-	sampled.scale = NF4 ? 1 : __ldg(scales_of(args) + (int64_t)strip * QS_WEIGHT_TILE + row);
-	sampled.aligned = rows_aligned(args.source, args.ld, CHUNK);
-	return sampled;
-}
-
-/* Place of a group's row in a slot: W's 128 bytes, then 128 of the tile. */
-#define SAMPLE_PITCH 256
-
-static_assert(QS_SAMPLE_BYTES == SAMPLE_WARPS * QS_SAMPLE_STEPS * QS_GROUPS * SAMPLE_PITCH,
-              "the host allocates so much");
-
-static __device__ __forceinline__ uint8_t *sample_slot(uint8_t *samples, uint32_t step)
-{
-	return samples +
-	       (step % QS_SAMPLE_STEPS * QS_GROUPS + threadIdx.x % WARP / 8) * SAMPLE_PITCH;
-}
-
-/* A step into its slot, as one group of copies. */
-static __device__ __forceinline__ void copy_sample(const struct sampled &sampled, uint32_t step,
-                                                   uint8_t *slot)
-{
-	const uint32_t to = shared_address(slot) + threadIdx.x % 8 * 16;
-	const uint16_t *from = sampled.source + (int64_t)step * sampled.columns;
-	if (step < sampled.tiles) {
-		if (sampled.aligned)
-			copy_16(to, from);
-		else
-			store_16(to, load_unaligned(from));
-		if (sampled.kept)
-			copy_16(to + 128, sampled.kept + (int64_t)step * sampled.stride);
-	}
-	copies_commit();
-}
-
-/* A warp: compares a row of each tile of every SAMPLE_WARPS-th step with W, the copies of both
- * going some of them ahead. False in some lane if one differs. */
-template <bool NF4>
-static __device__ __forceinline__ bool samples_are_same(const struct control *control,
-                                                        const struct sampled &sampled, uint32_t row,
-                                                        uint32_t steps, uint8_t *samples)
-{
-	const uint32_t warp = threadIdx.x / WARP - WARP_SAMPLE;
-	bool same = true;
-	samples += warp * (QS_SAMPLE_BYTES / SAMPLE_WARPS);
-	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
-		copy_sample(sampled, i * SAMPLE_WARPS + warp, sample_slot(samples, i));
-	for (uint32_t i = 0, step = warp; step < steps; i++, step += SAMPLE_WARPS) {
-		const uint32_t ahead = QS_SAMPLE_STEPS - 1;
-		const uint8_t *slot = sample_slot(samples, i);
-		copy_sample(sampled, step + ahead * SAMPLE_WARPS, sample_slot(samples, i + ahead));
-		copies_wait<QS_SAMPLE_STEPS - 1>();
-		__syncwarp();
-		const uint4 made = ((const uint4 *)slot)[threadIdx.x % 8];
-		const uint32_t absmax = ((const uint16_t *)(slot + 192))[absmax_place(row) % 8];
-		const struct kept kept = {slot + 128, 64, absmax, sampled.scale};
-		const bool equal = same_row<NF4>(control, kept, row, made);
-		same &= equal || step >= sampled.tiles;
-		__syncwarp();
-	}
-	return same;
-}
-
-/* The warps that sample know what one of them has found out. */
-static __device__ __forceinline__ void meet_samplers(void)
-{
-	asm volatile("bar.sync 1, %0;" ::"n"(SAMPLE_WARPS * WARP) : "memory");
-}
-
-/* The warps that sample: one learns what is to be known of the weight, and moves the turn on in the
- * end, whatever the state of the tiles: blocks of one launch may find it changed. */
-template <bool NF4>
-static __device__ __forceinline__ void sample(const struct qs_product_args &args,
-                                              const struct job &job, struct control *control,
-                                              uint32_t steps, uint8_t *samples)
-{
-	const bool first = threadIdx.x == WARP_SAMPLE * WARP;
-	if (first)
-		know_validity(args, control);
-	meet_samplers();
-	if (args.flags & QS_PRODUCT_FROZEN)
-		return;
-	const uint32_t turn = control->turn;
-	if (control->known) {
-		const struct sampled sampled = sampled_of<NF4>(args, job, control->packed, turn);
-		if (!samples_are_same<NF4>(control, sampled, turn % QS_WEIGHT_TILE, steps, samples))
-			drop_weight(args, control);
-	}
-	if (first)
-		move_turn(args, turn);
-}
-
-/* ---- a block on Hopper ---------------------------------------------------------------------- */
-
-/* Where a group finds X of a step. */
-struct reader {
-	uint32_t x;     /* see x_place                                   */
-	uint32_t batch; /* of which it is                                */
-	uint32_t left;  /* stages of the batch from this one on          */
-};
-
-/* Waits for a batch. */
-template <int TOKENS>
-static __device__ __forceinline__ void read_batch(struct reader *reader, const struct job &job,
-                                                  const struct pipeline<TOKENS> &pipe)
-{
-	const uint32_t slot = reader->batch % pipe.slots, parity = reader->batch / pipe.slots & 1;
-	reader->x = x_place(shared_address(pipe.x(slot * pipe.batch, job.turn)));
-	reader->left = pipe.batch;
-	barrier_wait(shared_address(&pipe.control->full[slot]), parity);
-}
-
-/* Done with a step; `more` says that another follows. Where that is of the next batch, lets go of
- * this one. */
-template <int TOKENS>
-static __device__ __forceinline__ void read_on(struct reader *reader, const struct job &job,
-                                               const struct pipeline<TOKENS> &pipe, bool more)
-{
-	reader->x += pipe.stage_bytes / 16;
-	if (--reader->left || !more)
-		return;
-	if (threadIdx.x % WARP == 0)
-		barrier_arrive(shared_address(&pipe.control->empty[reader->batch % pipe.slots]));
-	reader->batch++;
-	read_batch(reader, job, pipe);
-}
-
-/* Tokens of a matrix instruction: more would take too many registers. */
-template <int TOKENS> struct spans {
-	static constexpr int tokens = TOKENS < 32 ? TOKENS : 32;
-	static constexpr int count = TOKENS / tokens;
-	struct sums<tokens> of[count];
-};
-
-/* A group's tile, and, while the matrix instructions run, the decoding of the next one. After the
- * last one that is for nothing, but takes no branch. */
+/* Parts of tiles that a warp has on their way: what a multiprocessor needs at its share of the
+ * bandwidth for as long as memory takes, and what there are registers for. */
+template <int TOKENS, bool NF4> static constexpr bool in_ring = NF4 &&TOKENS > 16;
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void multiply_ahead(struct spans<TOKENS> *total,
-                                                      struct table table, uint32_t table_address,
-                                                      const struct decoded &decoded, uint32_t x,
-                                                      struct stream *stream, struct decoded *then)
+static constexpr int parts_ahead = in_ring<TOKENS, NF4> ? RING
+                                   : NF4                ? (TOKENS <= 8 ? 4 : 3)
+                                   : TOKENS <= 8        ? 3
+                                   : TOKENS <= 16       ? 2
+                                                        : 1;
+
+/* A part's products. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void
+multiply_part(struct sums<TOKENS> *total, const struct part<NF4> &part, struct table table,
+              uint32_t x, uint32_t scales, uint32_t at)
 {
-	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
-	struct sums<tokens> sum;
+	struct sums<TOKENS> sum = {
+	};
+	struct sums<TOKENS> *to = NF4 ? &sum : total;
 #pragma unroll
-	for (int s = 0; s < count; s++)
-		multiply_begin(NF4 ? &sum : &total->of[s], decoded.fragment, x + s * tokens * 8,
-		               !NF4);
-	take_part<TOKENS, NF4>(stream, table, table_address, then);
+	for (int step = 0; step < STEPS; step++) {
+		uint32_t b[TOKENS / 8][2];
+		load_x<TOKENS>(x, step, b);
 #pragma unroll
-	for (int s = 0; s < count; s++)
-		multiply_end(NF4 ? &sum : &total->of[s]);
+		for (int q = 0; q < QUARTERS; q++) {
+			uint32_t a[4];
+			decode(part, table, q, step, a);
+#pragma unroll
+			for (int i = 0; i < TOKENS / 8; i++)
+				multiply(to->at[q][i], a, b[i]);
+		}
+	}
+	if constexpr (NF4) {
+		uint32_t absmax[QUARTERS];
+		load_scales(scales, at, absmax);
+#pragma unroll
+		for (int q = 0; q < QUARTERS; q++)
+			promote(total, sum, q, absmax[q]);
+	}
+}
+
+/* A warp's parts, all of them, and what its turn does with X. */
+template <int TOKENS, bool NF4> struct worker {
+	static constexpr int ahead = parts_ahead<TOKENS, NF4>;
+	struct part<NF4> parts[in_ring<TOKENS, NF4> ? 1 : ahead];
+	const uint8_t *next; /* the lane's first part that is not on its way */
+	struct x_share share;
+	uint32_t table, scales, x; /* shared addresses; of the turn's X in the first stage */
+};
+
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void load_first(struct worker<TOKENS, NF4> *worker,
+                                                  const struct job &job, uint64_t packed)
+{
+	const uint32_t tiles = tiles_of(job), stride = job.turns * tile_bytes<NF4>;
+	worker->next = parts_of<NF4>(job, packed);
 	if (NF4)
-		promote(&total->of[0], sum, decoded.absmax);
-}
-
-/* A group: its `mine` tiles. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-multiply_tiles(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_address,
-               struct stream *stream, struct reader *reader, uint32_t mine)
-{
-	struct decoded decoded[2];
-	take_part<TOKENS, NF4>(stream, table, table_address, &decoded[0]);
-	for (uint32_t i = 0; i < mine; i += 2) {
 #pragma unroll
-		for (uint32_t j = 0; j < 2; j++) {
-			if (i + j >= mine)
-				break;
-			multiply_ahead<TOKENS, NF4>(total, table, table_address, decoded[j],
-			                            reader->x, stream, &decoded[j ^ 1]);
-			read_on(reader, job, pipe, i + j + 1 < mine);
+		for (uint32_t i = 0; i < STAGES - 1; i++)
+			if (i < tiles)
+				copy_scales(worker->next + i * stride, job, worker->scales, i);
+#pragma unroll
+	for (uint32_t i = 0; i < worker->ahead; i++) {
+		if (i < tiles) {
+			if constexpr (in_ring<TOKENS, NF4>)
+				copy_codes(worker->next, worker->table, i);
+			else
+				load_part(worker->next, &worker->parts[i]);
 		}
+		worker->next += stride;
 	}
 }
 
-/* The same without registers for two decoded tiles: one after the other, in spans of tokens. */
+/* The copies that a step needs have come, and nobody reads X of the step before. The ring is so
+ * short that its copies were begun a step later than the others. */
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-multiply_spans(struct spans<TOKENS> *total, const struct job &job,
-               const struct pipeline<TOKENS> &pipe, struct table table, uint32_t table_address,
-               struct stream *stream, struct reader *reader, uint32_t mine)
+static __device__ __forceinline__ void begin_step(const struct job &job, uint32_t strips)
 {
-	constexpr int tokens = spans<TOKENS>::tokens, count = spans<TOKENS>::count;
-	for (uint32_t i = 0; i < mine; i++) {
-		struct decoded decoded;
-		take_part<TOKENS, NF4>(stream, table, table_address, &decoded);
-#pragma unroll
-		for (int s = 0; s < count; s++) {
-			struct sums<tokens> sum;
-			multiply_begin(&sum, decoded.fragment, reader->x + s * tokens * 8, false);
-			multiply_end(&sum);
-			promote(&total->of[s], sum, decoded.absmax);
-		}
-		read_on(reader, job, pipe, i + 1 < mine);
-	}
-}
-
-/* Most tokens for which there are registers for two decoded NF4 tiles. */
-#define TWO_TILES_TOKENS 32
-
-/* A group: its tile of every step. The last step may have none for it, or none at all. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-multiply_packed(struct spans<TOKENS> *total, const struct job &job,
-                const struct pipeline<TOKENS> &pipe, struct stream *stream)
-{
-	constexpr bool two = !NF4 || TOKENS <= TWO_TILES_TOKENS;
-	const uint32_t mine = steps_of(job), table_address = shared_address(pipe.table());
-	const struct table table = table_at(table_address);
-	struct reader reader = {};
-	if (mine)
-		read_batch(&reader, job, pipe);
-	if constexpr (two)
-		multiply_tiles<TOKENS, NF4>(total, job, pipe, table, table_address, stream, &reader,
-		                            mine);
+	if (in_ring<TOKENS, NF4> && STAGES > 2)
+		copies_wait<STAGES - 3>();
 	else
-		multiply_spans<TOKENS, NF4>(total, job, pipe, table, table_address, stream, &reader,
-		                            mine);
+		copies_wait<STAGES - 2>();
+	meet_turn(job, strips);
 }
 
-/* By one thread, before the others use them. Groups without a row of tiles let go of nothing. One
- * that only has fewer of them than its neighbours lets go of all that is used again. */
-template <int TOKENS>
-static __device__ __forceinline__ void start_barriers(const struct job &job,
-                                                      const struct pipeline<TOKENS> &pipe)
-{
-	const uint32_t rows = min(QS_GROUPS / job.turns, job.strips - job.strip);
-	for (uint32_t i = 0; i < pipe.slots; i++) {
-		barrier_init(&pipe.control->full[i], WARP);
-		barrier_init(&pipe.control->empty[i], rows * job.turns * 4);
-	}
-	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/* A thread of a group: its first tiles are on their way. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void start_tiles(struct stream *stream, const struct job &job,
-                                                   const struct pipeline<TOKENS> &pipe,
-                                                   uint64_t packed)
-{
-	const uint32_t table = shared_address(pipe.table());
-	*stream = stream_of<TOKENS, NF4>(job, packed, table);
-	copy_first<TOKENS, NF4>(stream, table);
-}
-
-/* The groups: sums of tiles, or of W itself where these turn out not to be W's. The stream has been
- * started if the call gave the tiles. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
-multiply(const struct qs_product_args &args, const struct job &job,
-         const struct pipeline<TOKENS> &pipe, struct stream *stream)
+multiply_packed(struct sums<TOKENS> *total, struct worker<TOKENS, NF4> *worker,
+                const struct qs_product_args &args, const struct job &job)
 {
-	float *partials = (float *)pipe.shared;
-	spans<TOKENS> total = {};
-	if (pipe.control->known) {
-		if (!args.packed)
-			start_tiles<TOKENS, NF4>(stream, job, pipe, pipe.control->packed);
-		multiply_packed<TOKENS, NF4>(&total, job, pipe, stream);
-	}
-	__syncthreads();
-	if (tiles_are_valid(pipe.control) && !pipe.control->changed) {
-		const struct job job = job_of(args);
-		const struct factors factors = factors_of<NF4>(args, job);
+	constexpr bool ringed = in_ring<TOKENS, NF4>;
+	const uint32_t steps = tiles_of(job);
+	const int32_t stride = job.turns * tile_bytes<NF4>;
+	const struct table table = table_at(worker->table);
+	for (uint32_t first = 0; first < steps; first += worker->ahead) {
 #pragma unroll
-		for (int s = 0; s < total.count; s++)
-			lay_sums(total.of[s], s * total.tokens, args.tokens, factors,
-			         partials + job.group * TOKENS * QS_PARTIAL_PITCH);
-	} else {
-		lay_source<TOKENS>(args, partials);
+		for (int i = 0; i < worker->ahead; i++) {
+			const uint32_t step = first + i, then = step + STAGES - 1;
+			struct part<NF4> *part = &worker->parts[ringed ? 0 : i];
+			if (step >= steps)
+				break;
+			begin_step<TOKENS, NF4>(job, args.strips);
+			if constexpr (ringed) {
+				take_codes(worker->table, step, part);
+				if (step + RING < steps)
+					copy_codes(worker->next, worker->table, step);
+			}
+			if (NF4 && then < steps)
+				copy_scales(worker->next + (STAGES - 1 - worker->ahead) * stride,
+				            job, worker->scales, then);
+			copy_x<TOKENS>(&worker->share, job, then < steps,
+			               worker->x + stage_of<TOKENS>(then, job), args.ldx);
+			multiply_part<TOKENS, NF4>(total, *part, table,
+			                           worker->x + stage_of<TOKENS>(step, job) +
+			                                   x_lane(),
+			                           worker->scales, step);
+			if constexpr (!ringed)
+				if (step + worker->ahead < steps)
+					load_part(worker->next, part);
+			worker->next += stride;
+		}
 	}
 }
 
-/* The other warps. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-help(const struct qs_product_args &args, const struct job &job, const struct pipeline<TOKENS> &pipe)
+/* Moves registers of a multiprocessor from the warps that sample to those that multiply. Both work
+ * as whole groups of four warps. */
+template <int TOKENS> static __device__ __forceinline__ void take_registers(void)
 {
-	if (threadIdx.x / WARP >= WARP_SAMPLE)
-		sample<NF4>(args, job, pipe.control, pipe.steps, pipe.samples());
-	else if (pipe.control->known)
-		feed_x(args, job, pipe);
-	copies_wait<0>(); /* into what is used for sums next */
+#if HOPPER
+	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TOKENS > 16 ? 112 : 104));
+#endif
 }
 
-/* Everything that does not need the tiles, while the first of them are on their way. */
-template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void
-start(const struct qs_product_args &args, const struct job &job,
-      const struct pipeline<TOKENS> &pipe, struct stream *stream)
+template <int TOKENS> static __device__ __forceinline__ void leave_registers(void)
 {
-	const uint32_t warp = threadIdx.x / WARP;
-	if (!(args.flags & QS_PRODUCT_EARLY))
-		wait_for_work_ahead();
-	if (args.packed && warp < WARP_X)
-		start_tiles<TOKENS, NF4>(stream, job, pipe, args.packed);
-	if (threadIdx.x == WARP_SAMPLE * WARP)
-		start_barriers(job, pipe);
-	if (warp == WARP_SAMPLE)
-		fill_range(pipe.control, threadIdx.x % WARP);
-	if (warp >= WARP_X && warp < WARP_SAMPLE)
-		start_x(args, job, pipe);
+#if HOPPER
+	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(TOKENS > 16 ? 32 : 64));
+#endif
+}
+
+/* The warps that multiply. First everything that does not need the tiles, while these are on their
+ * way; then sums of tiles, or of W itself where they turn out not to be W's. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void work(const struct qs_product_args &args,
+                                            struct shared *shared)
+{
+	const struct job job = job_of(args);
+	struct worker<TOKENS, NF4> worker;
+	struct sums<TOKENS> total = {
+	};
+	worker.table = shared_address(shared->table);
+	worker.scales = shared_address(shared->scales);
+	if (args.packed)
+		load_first(&worker, job, args.packed);
 	if (NF4)
-		fill_table(pipe.table());
+		fill_table(shared->table);
 	wait_for_work_ahead();
-	if (threadIdx.x == WARP_SAMPLE * WARP)
-		know_tiles(args, pipe.control);
+	worker.x = shared_address(shared->x) + job.turn * x_bytes<TOKENS>;
+	worker.share = x_share_of(args, job);
+#pragma unroll 1
+	for (uint32_t i = 0; i < STAGES - 1; i++)
+		copy_x<TOKENS>(&worker.share, job, i < tiles_of(job),
+		               worker.x + stage_of<TOKENS>(i, job), args.ldx);
 	__syncthreads();
 	let_next_begin();
+	if (shared->control.known) {
+		if (!args.packed) {
+			load_first(&worker, job, shared->control.packed);
+			copies_commit();
+			copies_wait<0>();
+		}
+		multiply_packed(&total, &worker, args, job);
+	}
+	copies_wait<0>(); /* into what is used for sums next */
+	__syncthreads();
+	const struct job again = job_of(args);
+	float *partial = (float *)shared +
+	                 (again.row * again.turns + again.turn) * TOKENS * QS_PARTIAL_PITCH;
+	if (tiles_are_valid(&shared->control) && !shared->control.changed)
+		lay_packed<TOKENS, NF4>(args, total, again, partial);
+	else
+		lay_source(args, partial);
+}
+
+/* The other warps, in step with these. */
+template <bool NF4>
+static __device__ __forceinline__ void help(const struct qs_product_args &args,
+                                            struct shared *shared)
+{
+	if (threadIdx.x / WARP == WARP_SAMPLE)
+		fill_range(&shared->control, threadIdx.x % WARP);
+	wait_for_work_ahead();
+	if (threadIdx.x == WARP_SAMPLE * WARP) {
+		know_tiles(args, &shared->control);
+		/* so it is, but nobody has promised it */
+		if (HOPPER && (shared_address(shared) & 0xffff) != SHARED_START)
+			shared->control.known = 0;
+	}
+	__syncthreads();
+	let_next_begin();
+	sample<NF4>(args, job_of(args), &shared->control, shared->samples);
+	copies_wait<0>();
+	__syncthreads();
 }
 
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void product(const struct qs_product_args &args)
 {
-	extern __shared__ __align__(1024) uint8_t shared[];
-	const struct job job = job_of(args);
-	const struct pipeline<TOKENS> pipe = pipeline_of<TOKENS>(args, job, shared);
-	struct stream stream;
-	start<TOKENS, NF4>(args, job, pipe, &stream);
-	if (threadIdx.x < QS_MULTIPLIERS) {
-		multiply<TOKENS, NF4>(args, job, pipe, &stream);
-	} else {
-		help<TOKENS, NF4>(args, job, pipe);
-		__syncthreads(); /* that of the groups in multiply() */
-	}
+	extern __shared__ __align__(1024) uint8_t memory[];
+	struct shared *shared = (struct shared *)memory;
 	if (args.split > 1)
+		cluster_arrive();
+	if (!(args.flags & QS_PRODUCT_EARLY))
+		wait_for_work_ahead();
+	if (threadIdx.x < QS_MULTIPLIERS) {
+		take_registers<TOKENS>();
+		work<TOKENS, NF4>(args, shared);
+	} else {
+		leave_registers<TOKENS>();
+		help<NF4>(args, shared);
+	}
+	__syncthreads();
+	const struct job job = job_of(args);
+	if (args.split > 1)
+		cluster_wait();
+	add_up<TOKENS>(args, job, shared);
+	if (args.split > 1) {
 		cluster_sync();
-	else
-		__syncthreads();
-	add_up<TOKENS>(args, job_of(args), shared_address(shared));
-	if (args.split > 1) /* others read this block's memory */
-		cluster_meet();
+		add_blocks(args, job, shared);
+	}
 }
-
-#endif
 
 /* ---- kernels of products -------------------------------------------------------------------- */
 
-#if HOPPER
-#define PRODUCT_BOUNDS __launch_bounds__(QS_HOPPER_THREADS, 1)
-#else
-#define PRODUCT_BOUNDS __launch_bounds__(QS_MULTIPLIERS, 1)
-#endif
+#define PRODUCT_BOUNDS __launch_bounds__(QS_PRODUCT_THREADS, 1)
 
 extern "C" __global__ void PRODUCT_BOUNDS
 qs_w4a16_8(const __grid_constant__ struct qs_product_args args)
@@ -2167,12 +1945,6 @@ qs_w4a16_32(const __grid_constant__ struct qs_product_args args)
 }
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w4a16_64(const __grid_constant__ struct qs_product_args args)
-{
-	product<64, true>(args);
-}
-
-extern "C" __global__ void PRODUCT_BOUNDS
 qs_w8a16_8(const __grid_constant__ struct qs_product_args args)
 {
 	product<8, false>(args);
@@ -2188,10 +1960,4 @@ extern "C" __global__ void PRODUCT_BOUNDS
 qs_w8a16_32(const __grid_constant__ struct qs_product_args args)
 {
 	product<32, false>(args);
-}
-
-extern "C" __global__ void PRODUCT_BOUNDS
-qs_w8a16_64(const __grid_constant__ struct qs_product_args args)
-{
-	product<64, false>(args);
 }

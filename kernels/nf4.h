@@ -129,9 +129,10 @@ struct qs_product_args {
 	uint32_t tokens;     /* 1..64                                                             */
 	uint32_t activation; /* QS_ACTIVATION_*                                                   */
 	uint32_t flags;      /* QS_PRODUCT_*                                                      */
-	uint32_t strips;     /* rows of tiles that a block works on: 1, 2 or 4                    */
-	uint32_t split;      /* blocks that share a sum over k: the size of a cluster             */
-	uint32_t stages;     /* of a block's pipeline                                             */
+	uint32_t strips; /* rows of tiles that a block works on: 1, 2, 4; elsewhere than on Hopper 4
+	                  */
+	uint32_t split;  /* blocks that share a sum over k: the size of a cluster             */
+	uint32_t pad;    /* zero                                                              */
 };
 
 /*
@@ -146,17 +147,17 @@ struct qs_product_args {
  *                bitsandbytes would restore, bit for bit. The scale is that of quantise.h for amax;
  *                padding is zero. Any number of blocks of QS_PACK_THREADS is right.
  *
- * qs_w4a16_T, qs_w8a16_T (struct qs_product_args), T = 8, 16, 32 or 64 at least `tokens`:
- *   D = activation(alpha * X W' + beta * D + bias), each product exact, sums in fp32. A row of D
- * has the same bits for every number of tokens and in every run on the same kind of GPU. Where the
- * tiles are not valid W itself is multiplied, slower. Unless frozen, each block compares one row,
- * turn modulo 64, of every tile it works on with what W now makes of it. On a difference it clears
- * `valid`, sets `failed`, and computes its part from W itself. Whatever changes in W is so seen
- * within 64 calls, and what changes many rows at once. A call that gives `packed` starts to load
- * tiles before it knows whether they are valid: the memory must stay mapped as long as the call may
- * run, in a captured graph too. Where the descriptor names other tiles by then, they count as not
- * valid. Otherwise the kernel looks them up first. X, D and bias must not overlap W's copy; X must
- * be below 2^120 in magnitude. Launched by the geometry of qs_product_plan, as clusters of
+ * qs_w4a16_T, qs_w8a16_T (struct qs_product_args), T = 8, 16 or 32 at least `tokens`, or 32 for
+ * more: D = activation(alpha * X W' + beta * D + bias), each product exact, sums in fp32. A row of
+ * D has the same bits for every number of tokens and in every run on the same kind of GPU. Where
+ * the tiles are not valid W itself is multiplied, slower. Unless frozen, each block compares one
+ * row, turn modulo 64, of every tile it works on with what W now makes of it. On a difference it
+ * clears `valid`, sets `failed`, and computes its part from W itself. Whatever changes in W is so
+ * seen within 64 calls, and what changes many rows at once. A call that gives `packed` starts to
+ * load tiles before it knows whether they are valid: the memory must stay mapped as long as the
+ * call may run, in a captured graph too. Where the descriptor names other tiles by then, they count
+ * as not valid. Otherwise the kernel looks them up first. X, D and bias must not overlap W's copy;
+ * X must be below 2^120 in magnitude. Launched by the geometry of qs_product_plan, as clusters of
  * `cluster` blocks. Code made for compute capability 9.0 or later waits itself for the work ahead
  * of it in the stream: it may be launched with
  * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. It then loads tiles before that work has
@@ -165,61 +166,60 @@ struct qs_product_args {
 #define QS_KERNEL_NF4_PACK   "qs_nf4_pack"
 #define QS_KERNEL_FP8_PACK   "qs_fp8_pack"
 #define QS_KERNEL_NF4_EXPAND "qs_nf4_expand"
-#define QS_PRODUCT_KINDS     4 /* of T */
+#define QS_PRODUCT_KINDS     3 /* of T */
 static const char *const qs_kernel_w4a16[QS_PRODUCT_KINDS] = {
         "qs_w4a16_8",
         "qs_w4a16_16",
         "qs_w4a16_32",
-        "qs_w4a16_64",
 };
 static const char *const qs_kernel_w8a16[QS_PRODUCT_KINDS] = {
         "qs_w8a16_8",
         "qs_w8a16_16",
         "qs_w8a16_32",
-        "qs_w8a16_64",
 };
 
 #define QS_PACK_THREADS       256
 #define QS_PACK_BLOCKS_PER_SM 4
 
-#define QS_STRIPS_MAX     4                 /* row tiles of a block: 4 warps work on each        */
-#define QS_SPLIT_MAX      4                 /* blocks of a cluster                               */
-#define QS_GROUPS         4                 /* groups of 4 warps that multiply                   */
-#define QS_MULTIPLIERS    (QS_GROUPS * 128) /* their threads: all there are, except on Hopper    */
-#define QS_HOPPER_THREADS (QS_MULTIPLIERS + 128) /* and 2 warps for X, 2 for sampling */
-#define QS_STAGES_MAX     12    /* of the pipeline of X on Hopper                            */
-#define QS_SLOTS          3     /* batches in which they are filled, at most                 */
-#define QS_PARTIAL_PITCH  68    /* floats of a token's sums over the 64 rows of a tile       */
-#define QS_CONTROL_BYTES  1024  /* barriers and flags                                        */
-#define QS_TABLE_BYTES    65536 /* of codes, a copy for each bank                            */
-#define QS_SAMPLE_STEPS   8     /* sampled rows that a warp has on their way                 */
-#define QS_SAMPLE_BYTES   (2 * QS_SAMPLE_STEPS * QS_GROUPS * 256)
-/* Hopper: X, control and the ring of tiles end where the table begins, at a multiple of 64 KiB of
- * the shared address space, of which the system keeps the first KiB. Scales of the tiles in the
- * ring and sampled rows follow the table. */
-#define QS_HOPPER_TABLE (2 * QS_TABLE_BYTES)
-#define QS_RING_SCALES  16384 /* at most: a quarter of the ring */
-/* Tiles of a block that are on their way, in bytes: a multiprocessor's share of the bandwidth times
- * the latency of memory, and room. */
-#define QS_RING_BYTES(padded_tokens) ((padded_tokens) <= 16 ? 65536 : 32768)
+#define QS_STRIPS_MAX      4                      /* row tiles of a block                         */
+#define QS_SPLIT_MAX       4                      /* blocks of a cluster                          */
+#define QS_SPAN            32u                    /* tokens of a block                            */
+#define QS_PAIRS           8                      /* pairs of warps, each at work on a tile       */
+#define QS_MULTIPLIERS     (QS_PAIRS * 64)        /* their threads                                */
+#define QS_PRODUCT_THREADS (QS_MULTIPLIERS + 128) /* and four warps for sampling */
+#define QS_PARTIAL_PITCH   68 /* floats of a token's sums over the rows of a tile */
+#define QS_PARTIAL_BYTES   (QS_PAIRS * QS_SPAN * QS_PARTIAL_PITCH * 4)
+#define QS_TABLE_BYTES     65536 /* of codes, a copy for each bank, and gaps     */
+#define QS_SAMPLE_STEPS    4     /* sampled rows that eight lanes have on their way */
+#define QS_SAMPLE_BYTES    (QS_SAMPLE_STEPS * 16 * 256)
+#define QS_STAGE_SCALES    (QS_MULTIPLIERS / 32 * 64) /* bytes, of a step's parts            */
+#define QS_CONTROL_BYTES   1024 /* what the threads of a block tell each other  */
+/* Stages of X, each what the pairs take in turn: on Hopper any number of them, elsewhere two. */
+#define QS_HOPPER_STAGES  4
+#define QS_HOPPER_X_BYTES (QS_HOPPER_STAGES * QS_PAIRS * QS_SPAN * 2 * QS_WEIGHT_TILE)
+#define QS_STAGES         2
+#define QS_X_BYTES        (QS_STAGES * QS_PAIRS / QS_STRIPS_MAX * QS_SPAN * 2 * QS_WEIGHT_TILE)
+/* Sums of a row of tiles that the blocks of a cluster give one of them. */
+#define QS_LANDING_BYTES (QS_SPAN * QS_WEIGHT_TILE * 4)
 #define QS_HOPPER_SHARED                                                                           \
-	(QS_HOPPER_TABLE - 1024 + QS_TABLE_BYTES + QS_RING_SCALES + QS_SAMPLE_BYTES)
-/* Elsewhere: the table, in whose place the partial sums come, and control. */
-#define QS_SHARED_PARTIALS (QS_GROUPS * QS_TOKENS_MAX * QS_PARTIAL_PITCH * 4)
-#define QS_SHARED_BYTES    (QS_SHARED_PARTIALS + QS_CONTROL_BYTES)
+	(QS_TABLE_BYTES + QS_SAMPLE_BYTES + QS_HOPPER_STAGES * QS_STAGE_SCALES +                   \
+	 QS_HOPPER_X_BYTES + QS_LANDING_BYTES + QS_CONTROL_BYTES)
+#define QS_SHARED_BYTES                                                                            \
+	(QS_TABLE_BYTES + QS_SAMPLE_BYTES + QS_STAGES * QS_STAGE_SCALES + QS_X_BYTES +             \
+	 QS_CONTROL_BYTES)
 
 /* What the products need to know of a device. */
 struct qs_product_device {
 	int sms;    /* multiprocessors                                                         */
 	int hopper; /* compute capability is 9.0                                               */
-	int clusters[3]; /* Hopper: how many clusters of 1, 2 and 4 blocks of QS_HOPPER_THREADS and
+	int clusters[3]; /* Hopper: how many clusters of 1, 2 and 4 blocks of QS_PRODUCT_THREADS and
 	                  * QS_HOPPER_SHARED bytes run at once; cuOccupancyMaxActiveClusters tells
 	                  */
 };
 
 /* Launch geometry of a product. */
 struct qs_product_geometry {
-	uint32_t kind;    /* index of T, 0..3                         */
+	uint32_t kind;    /* index of T, 0..2                         */
 	uint32_t blocks;  /* grid                                     */
 	uint32_t threads; /* of a block                               */
 	uint32_t cluster; /* blocks of a cluster; 1 = plain launch    */
@@ -249,37 +249,25 @@ static inline uint32_t qs_pack_blocks(int64_t n, int64_t k, int sms)
 
 static inline uint32_t qs_product_kind(uint32_t tokens)
 {
-	return tokens <= 8 ? 0 : tokens <= 16 ? 1 : tokens <= 32 ? 2 : 3;
+	return tokens <= 8 ? 0 : tokens <= 16 ? 1 : 2;
 }
 
-/* Bytes of a stage: X of the columns of the tiles that are in turn. */
-QS_INLINE int64_t qs_stage_bytes(int64_t strips, int64_t padded_tokens)
-{
-	return QS_GROUPS / strips * padded_tokens * 2 * QS_WEIGHT_TILE;
-}
-
-/* Bytes that stages may take. */
-QS_INLINE int64_t qs_hopper_pipeline(int64_t padded_tokens)
-{
-	return QS_HOPPER_TABLE - 1024 - QS_CONTROL_BYTES - QS_RING_BYTES(padded_tokens);
-}
-
-/* Steps that a block takes: each is a tile of each row of tiles, times the groups that share one.
- */
+/* Steps that a block takes: each is a tile of each pair of warps. */
 QS_INLINE int64_t qs_product_steps(int64_t k, int64_t strips, int64_t split)
 {
-	return qs_shares(qs_shares(k / QS_WEIGHT_TILE, split), QS_GROUPS / strips);
+	return qs_shares(qs_shares(k / QS_WEIGHT_TILE, split), QS_PAIRS / strips);
 }
 
-/* What a product takes, in bytes that a multiprocessor reads: tiles, X of 32 tokens, and what could
- * be read while a wave of blocks starts and ends. */
+/* What a product takes, in bytes that a multiprocessor reads from memory. X comes from the L2
+ * cache, and counts little. A wave of blocks costs its start and end, and a cluster its exchange of
+ * sums: as measured on an H200. */
 static inline int64_t qs_product_cost(int64_t n, int64_t k, int64_t tile_bytes, int64_t strips,
                                       int64_t split, int64_t clusters)
 {
 	const int64_t waves = qs_shares(qs_shares(n, strips * QS_WEIGHT_TILE), clusters);
-	const int64_t x_bytes = QS_GROUPS / strips * 32 * 2 * QS_WEIGHT_TILE;
-	return waves * (qs_product_steps(k, strips, split) * (QS_GROUPS * tile_bytes + x_bytes) +
-	                65536 + split * 4096);
+	const int64_t x_bytes = QS_PAIRS / strips * QS_SPAN * 2 * QS_WEIGHT_TILE / 16;
+	return waves * (qs_product_steps(k, strips, split) * (QS_PAIRS * tile_bytes + x_bytes) +
+	                65536 + (split - 1) * 40960);
 }
 
 /* Chooses strips and split by n and k alone, so that the number of tokens changes no bit. */
@@ -301,26 +289,19 @@ static inline void qs_product_split(struct qs_product_args *args, int64_t tile_b
 		}
 }
 
-/* Says how to launch args with its strips and split, and sets its stages. */
-static inline struct qs_product_geometry qs_product_geometry(struct qs_product_args *args,
+/* Says how to launch args with its strips and split. */
+static inline struct qs_product_geometry qs_product_geometry(const struct qs_product_args *args,
                                                              const struct qs_product_device *device)
 {
-	struct qs_product_geometry geometry = {.kind = qs_product_kind(args->tokens)};
-	args->stages = 1;
-	geometry.threads = QS_MULTIPLIERS;
-	geometry.shared = QS_SHARED_BYTES;
-	if (device->hopper) {
-		const int64_t padded = 8 << geometry.kind;
-		const int64_t steps = qs_product_steps(args->k, args->strips, args->split);
-		args->stages = qs_at_most(qs_hopper_pipeline(padded) /
-		                                  qs_stage_bytes(args->strips, padded),
-		                          steps < QS_STAGES_MAX ? steps : QS_STAGES_MAX);
-		geometry.threads = QS_HOPPER_THREADS;
-		geometry.shared = QS_HOPPER_SHARED;
-	}
-	geometry.cluster = args->split;
-	geometry.blocks = (uint32_t)(qs_shares(args->n, (int64_t)args->strips * QS_WEIGHT_TILE) *
-	                             args->split);
+	const int64_t rows = (int64_t)args->strips * QS_WEIGHT_TILE;
+	const struct qs_product_geometry geometry = {
+	        .kind = qs_product_kind(args->tokens),
+	        .blocks = (uint32_t)(qs_shares(args->n, rows) * args->split *
+	                             qs_shares(args->tokens, QS_SPAN)),
+	        .threads = QS_PRODUCT_THREADS,
+	        .cluster = args->split,
+	        .shared = device->hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES,
+	};
 	return geometry;
 }
 
@@ -328,7 +309,8 @@ static inline struct qs_product_geometry qs_product_geometry(struct qs_product_a
 static inline struct qs_product_geometry qs_product_plan(struct qs_product_args *args, int fp8,
                                                          const struct qs_product_device *device)
 {
-	args->strips = args->split = 1;
+	args->strips = QS_STRIPS_MAX;
+	args->split = 1;
 	if (device->hopper)
 		qs_product_split(args, fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES, device);
 	return qs_product_geometry(args, device);

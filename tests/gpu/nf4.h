@@ -66,7 +66,7 @@ static inline void nf4_describe_device(void)
 {
 	for (int i = 0; i < 3; i++) {
 		const struct qs_product_geometry geometry = {.blocks = 1u << i,
-		                                             .threads = QS_HOPPER_THREADS,
+		                                             .threads = QS_PRODUCT_THREADS,
 		                                             .cluster = 1u << i,
 		                                             .shared = QS_HOPPER_SHARED};
 		CUlaunchAttribute attributes[2];

@@ -369,16 +369,21 @@ static void run_nf4_sample(void *const *params, unsigned grid_x, unsigned block_
 	weight->valid = 0;
 }
 
-/* What a block works on: rows from `row` on, columns `first` to `end`. */
+/* What a block works on: rows from `row` on, columns `first` to `end`, tokens from `token` on. */
 struct part {
 	int64_t row, rows, first, end;
+	uint32_t token, tokens_end;
 };
 
 static struct part part_of(const struct qs_product_args *args, unsigned block)
 {
 	const int64_t chunks = args->k / QS_WEIGHT_TILE, share = qs_shares(chunks, args->split);
 	const int64_t first = block % args->split * share, rows = args->strips * QS_WEIGHT_TILE;
-	struct part part = {block / args->split * rows, rows, first, first + share};
+	const unsigned spans = (args->tokens + QS_SPAN - 1) / QS_SPAN, place = block / args->split;
+	const uint32_t token = place % spans * QS_SPAN, tokens = args->tokens - token;
+	struct part part = {
+	        place / spans * rows, rows,  first,
+	        first + share,        token, token + (tokens < QS_SPAN ? tokens : QS_SPAN)};
 	part.first = (part.first < chunks ? part.first : chunks) * QS_WEIGHT_TILE;
 	part.end = (part.end < chunks ? part.end : chunks) * QS_WEIGHT_TILE;
 	if (part.row + rows > args->n)
@@ -407,7 +412,7 @@ static void add_part(const struct qs_product_args *args, bool fp8, const struct 
 			const double w = from_source ? (double)qs_oracle_bf16_to_float(
 			                                       source_of(args, row, column))
 			                             : packed_value(args, fp8, row, column);
-			for (uint32_t token = 0; token < args->tokens; token++)
+			for (uint32_t token = part->token; token < part->tokens_end; token++)
 				sums[token * args->n + row] +=
 				        w * (double)qs_oracle_bf16_to_float(
 				                    x[token * args->ldx + column]);
@@ -454,9 +459,10 @@ static void demand_product(const struct qs_product_args *args, unsigned grid_x, 
 	demand(args->n > 0 && args->k > 0 && args->k % QS_WEIGHT_TILE == 0, kernel,
 	       "k is not a multiple of 64, or the weight is empty");
 	demand(args->strips == 1 || args->strips == 2 || args->strips == 4, kernel, "strips");
-	demand(args->split >= 1 && args->split <= QS_SPLIT_MAX && args->stages >= 1, kernel,
-	       "split or stages");
-	demand(grid_x == qs_shares(args->n, rows) * args->split, kernel, "wrong grid");
+	demand(args->split >= 1 && args->split <= QS_SPLIT_MAX && args->pad == 0, kernel,
+	       "split or padding");
+	demand(grid_x == qs_shares(args->n, rows) * args->split * qs_shares(args->tokens, QS_SPAN),
+	       kernel, "wrong grid");
 	demand(args->source && args->source % 2 == 0 && args->x && args->x % 2 == 0, kernel,
 	       "an operand is not aligned to 2");
 	demand(args->d && args->d % (args->flags & QS_PRODUCT_FP32 ? 4 : 2) == 0, kernel,
@@ -493,7 +499,7 @@ static void run_w4a16(void *const *params, unsigned grid_x, unsigned block_x)
 {
 	const struct qs_product_args *args = params[0];
 	demand_product(args, grid_x, "qs_w4a16");
-	demand(block_x == QS_MULTIPLIERS || block_x == QS_HOPPER_THREADS, "qs_w4a16", "threads");
+	demand(block_x == QS_PRODUCT_THREADS, "qs_w4a16", "threads");
 	product(args, false, grid_x);
 }
 
@@ -501,7 +507,7 @@ static void run_w8a16(void *const *params, unsigned grid_x, unsigned block_x)
 {
 	const struct qs_product_args *args = params[0];
 	demand_product(args, grid_x, "qs_w8a16");
-	demand(block_x == QS_MULTIPLIERS || block_x == QS_HOPPER_THREADS, "qs_w8a16", "threads");
+	demand(block_x == QS_PRODUCT_THREADS, "qs_w8a16", "threads");
 	product(args, true, grid_x);
 }
 
@@ -513,11 +519,9 @@ const struct qs_oracle_kernel qs_oracle_nf4_kernels[] = {
         {"qs_w4a16_8", run_w4a16, {sizeof(struct qs_product_args)}},
         {"qs_w4a16_16", run_w4a16, {sizeof(struct qs_product_args)}},
         {"qs_w4a16_32", run_w4a16, {sizeof(struct qs_product_args)}},
-        {"qs_w4a16_64", run_w4a16, {sizeof(struct qs_product_args)}},
         {"qs_w8a16_8", run_w8a16, {sizeof(struct qs_product_args)}},
         {"qs_w8a16_16", run_w8a16, {sizeof(struct qs_product_args)}},
         {"qs_w8a16_32", run_w8a16, {sizeof(struct qs_product_args)}},
-        {"qs_w8a16_64", run_w8a16, {sizeof(struct qs_product_args)}},
         {0},
 };
 
