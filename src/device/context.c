@@ -36,6 +36,12 @@ static void fail(struct qs_context *context, const char *step, CUresult error)
 	                step, context->device, qs_error_name(error));
 }
 
+static size_t bytes_of(const struct qs_memory *memory, size_t total)
+{
+	return (size_t)(memory->percent ? (double)total * memory->value / 100.0
+	                                : memory->value * 1048576.0);
+}
+
 static void ask_device(struct qs_context *context, const struct qs_options *options)
 {
 	const struct qs_driver *cu = qs_driver_get();
@@ -57,10 +63,8 @@ static void ask_device(struct qs_context *context, const struct qs_options *opti
 		return;
 	}
 	context->cc = major * 10 + minor;
-	const struct qs_memory *max = &options->max_mib;
-	double limit =
-	        max->percent ? (double)context->total * max->value / 100.0 : max->value * 1048576.0;
-	context->limit = (size_t)limit;
+	context->limit = bytes_of(&options->max_mib, context->total);
+	context->measuring_limit = bytes_of(&options->tune_mib, context->total);
 }
 
 /* Loads a kernel now rather than at its first launch, which may be inside a capture. */

@@ -109,17 +109,19 @@ struct qs_scratch {
 
 /* One CUDA context of the process. Never freed. */
 struct qs_context {
-	uint64_t id;          /* unique in the process if the driver tells ids          */
-	CUcontext handle;     /* the context                                            */
-	CUdevice device;      /* ordinal                                                */
-	int cc;               /* compute capability, major * 10 + minor                 */
-	int sms;              /* multiprocessors                                        */
-	size_t total;         /* bytes of device memory                                 */
-	size_t limit;         /* bytes we may take                                      */
-	_Atomic size_t taken; /* bytes we took                                          */
-	size_t largest;       /* most scratch a product asked for, under lock           */
-	uint64_t turn;        /* counts requests for scratch, under lock                */
-	CUfunction quantise;  /* kernels of quantise.cu                                 */
+	uint64_t id;              /* unique in the process if the driver tells ids          */
+	CUcontext handle;         /* the context                                            */
+	CUdevice device;          /* ordinal                                                */
+	int cc;                   /* compute capability, major * 10 + minor                 */
+	int sms;                  /* multiprocessors                                        */
+	size_t total;             /* bytes of device memory                                 */
+	size_t limit;             /* bytes we may take                                      */
+	_Atomic size_t taken;     /* bytes we took                                          */
+	size_t measuring_limit;   /* bytes of them for what is measured, at most        */
+	_Atomic size_t measuring; /* bytes of them that this took                       */
+	size_t largest;           /* most scratch a product asked for, under lock           */
+	uint64_t turn;            /* counts requests for scratch, under lock                */
+	CUfunction quantise;      /* kernels of quantise.cu                                 */
 	CUfunction repair;
 	CUfunction rows, amax_columns, cast_columns;
 	bool starts_early; /* these wait for the work ahead of them, and need not be held back */
@@ -177,7 +179,8 @@ struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_s
                                    size_t bytes, enum qs_reason *why);
 void qs_scratch_unlock(struct qs_scratch *scratch);
 /* At least `bytes` in a block of the caller's, zero at first, used by one thread at a time; what it
- * held is lost when it grows. Outside capture; 0 if there is no memory. */
+ * held is lost when it grows. For what is measured: 0 beyond [tune] max_mib, as if there is no
+ * memory. Outside capture. */
 CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes);
 /* Memory whose contents nobody wants, for a trial outside capture; 0 if there is none. */
 CUdeviceptr qs_temporary(struct qs_context *context, size_t bytes);

@@ -59,15 +59,13 @@ static void release(CUdeviceptr base)
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
-/* Replaces the block by one of at least `bytes`; on failure the scratch is as before. */
-static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t bytes)
+/* Replaces the block by one of `wanted` bytes; on failure the scratch is as before. `bytes`: what
+ * is needed of them. */
+static bool replace(struct qs_context *context, struct qs_scratch *scratch, size_t wanted,
+                    size_t bytes)
 {
-	size_t wanted = round_up(bytes > 2 * scratch->size ? bytes : 2 * scratch->size);
-	size_t others = atomic_load(&context->taken);
 	CUdeviceptr base = 0;
-	if (others + wanted > context->limit)
-		wanted = round_up(bytes);
-	if (others + wanted > context->limit)
+	if (atomic_load(&context->taken) + wanted > context->limit)
 		return false;
 	CUresult error = allocate(&base, wanted);
 	if (error) {
@@ -82,6 +80,15 @@ static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t 
 	scratch->size = wanted;
 	scratch->generation++;
 	return true;
+}
+
+/* Replaces the block by one of at least `bytes`, if there is room twice as large as it was. */
+static bool grow(struct qs_context *context, struct qs_scratch *scratch, size_t bytes)
+{
+	size_t wanted = round_up(bytes > 2 * scratch->size ? bytes : 2 * scratch->size);
+	if (atomic_load(&context->taken) + wanted > context->limit)
+		wanted = round_up(bytes);
+	return replace(context, scratch, wanted, bytes);
 }
 
 /* The driver calls this when the last graph that holds the block is destroyed; CUDA may not be
@@ -267,9 +274,15 @@ void qs_scratch_unlock(struct qs_scratch *scratch)
 
 CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes)
 {
-	if (block->size < bytes && !grow(context, block, bytes))
-		return 0;
-	return block->base;
+	const size_t wanted = round_up(bytes);
+	if (block->size >= bytes)
+		return block->base;
+	/* what the block outgrew counts: it is not freed */
+	if (atomic_fetch_add(&context->measuring, wanted) + wanted <= context->measuring_limit &&
+	    replace(context, block, wanted, bytes))
+		return block->base;
+	atomic_fetch_sub(&context->measuring, wanted);
+	return 0;
 }
 
 /* One block per context, grown like scratch: its users take turns (the tuner's lock), and what it

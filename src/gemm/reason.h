@@ -52,7 +52,7 @@
 	  "nothing, or force it with a rule")                                                      \
 	X(NOT_FASTER, "not-faster", "measured not to be faster", "nothing to do")                  \
 	X(UNTUNED, "untuned", "could not be measured",                                             \
-	  "run it outside graph capture, with memory free")                                        \
+	  "run it outside graph capture, with memory free and within [tune] max_mib")              \
 	X(BUDGET, "budget", "the tuning budget is used up", "raise [tune] budget_ms")              \
 	X(SQNR, "sqnr", "measured error above the limit", "use scale = row, or lower min_sqnr")    \
 	X(NONFINITE, "nonfinite", "the operand holds NaN or Inf", "nothing to do")                 \

@@ -83,6 +83,7 @@ struct qs_options {
 	int64_t check_every;          /* calls, 0 = never                                */
 	double min_gain;              /* fraction, 0.03 = 3 %                            */
 	double budget_ms;             /* ms of tuning per process                        */
+	struct qs_memory tune_mib;    /* bound of the memory for measuring on a device   */
 	char tuned_file[QS_PATH_MAX]; /* with placeholders                               */
 	bool cublaslt_any;            /* also use cuBLASLt versions newer than tested    */
 	/* QSHIM_LOG etc. */

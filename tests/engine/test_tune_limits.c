@@ -453,6 +453,22 @@ START_TEST(without_memory_for_trials_a_key_is_not_tuned)
 }
 END_TEST
 
+/* Blocks of 2 and 4 MiB: what is outgrown counts, as it is not freed. */
+START_TEST(memory_for_trials_is_bounded)
+{
+	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=6", second_faster, NULL), "memory",
+	          NULL);
+	check_unharmed("6 MiB");
+	ck_timed("call1");
+	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=5", second_faster, NULL), "memory",
+	          NULL);
+	check_unharmed("5 MiB");
+	ck_timed("call0");
+	ck_native("call1");
+	ck_assert_int_eq(decisions_with(&outcome, "untuned"), 1);
+}
+END_TEST
+
 /* ---- failures ------------------------------------------------------------------------------- */
 
 static void run_failing(const char *policy, struct times times, const char *knob, int value)
@@ -631,6 +647,7 @@ static void add_limits(TCase *tcase)
 	tcase_add_loop_test(tcase, measurement_does_not_spoil_a_capture_beside_it, 0, 2);
 	tcase_add_loop_test(tcase, memory_for_trials_is_used_again, 0, 2);
 	tcase_add_test(tcase, without_memory_for_trials_a_key_is_not_tuned);
+	tcase_add_test(tcase, memory_for_trials_is_bounded);
 	tcase_add_loop_test(tcase, stream_that_is_held_up_is_not_waited_for_for_ever, 0, 2);
 	tcase_add_test(tcase, key_does_not_wait_for_long_while_another_thread_measures);
 }
