@@ -264,15 +264,19 @@ def decode(report):
 
 def programs(report):
     head = ["program", "native, ms a step", "default policy", "best by hand", "default over best",
-            f"largest loss difference, {report['steps']} steps"]
+            f"largest loss difference, {report['steps']} steps", "of two native runs"]
     rows = []
+
+    def difference(value):
+        return DASH if value is None else f"{value:.4f}"
+
     for row in report["results"]:
         qshim = row["columns"]["qshim"]
         name, best = row["best"]
         rows.append([row["program"], ms(row["columns"]["native"]), ratio(qshim, spread=True),
                      f"{best:.2f} ({name})" if best else DASH,
                      f"{qshim['ratio']['median'] / best:.2f}" if best and "ratio" in qshim else DASH,
-                     f"{row['difference']:.4f}" if row.get("difference") is not None else DASH])
+                     difference(row.get("difference")), difference(row.get("control"))])
     return markdown(head, rows)
 
 

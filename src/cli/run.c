@@ -53,10 +53,16 @@ static int apply_options(int argc, char **argv, struct choice *choice)
 	return 0;
 }
 
+static bool any_options(const struct qs_options *options)
+{
+	(void)options;
+	return true;
+}
+
 int qs_cli_run(int argc, char **argv)
 {
 	struct choice choice = {.labels = "none"};
 	if (apply_options(argc, argv, &choice) || optind >= argc)
 		return QS_EXIT_USAGE;
-	return qs_cli_start(choice.policy, choice.labels, &argv[optind]);
+	return qs_cli_start(choice.policy ? any_options : NULL, choice.labels, &argv[optind]);
 }

@@ -53,24 +53,20 @@ static char *policy_variable(const char *name)
 	return chosen ? getenv(name) : NULL;
 }
 
-struct qs_policy *qs_cli_chosen(void)
+/* Reads the policy as the library will, which says what is wrong. */
+static bool policy_is_good(bool (*check)(const struct qs_options *options))
 {
-	return qs_policy_load(policy_variable);
-}
-
-/* Reads the policy, which says what is wrong. */
-static bool policy_is_good(void)
-{
-	struct qs_policy *policy = qs_cli_chosen();
-	bool good = !qs_policy_broken(policy);
+	struct qs_policy *policy = qs_policy_load(policy_variable);
+	const bool good = !qs_policy_broken(policy) && check(qs_policy_options(policy));
 	qs_policy_free(policy);
 	return good;
 }
 
-int qs_cli_start(bool check, const char *labels, char **command)
+int qs_cli_start(bool (*check)(const struct qs_options *options), const char *labels,
+                 char **command)
 {
 	char library[PATH_MAX];
-	if ((check && !policy_is_good()) || find_library(library, sizeof library) ||
+	if ((check && !policy_is_good(check)) || find_library(library, sizeof library) ||
 	    preload(library))
 		return EXIT_NOT_STARTED;
 	if (qs_cli_labels(labels, library, command)) {

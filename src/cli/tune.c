@@ -53,7 +53,9 @@ static int set_file(const char *file)
 {
 	char *path = NULL, *setting = NULL;
 	int failed = -1;
-	if (strchr(file, ';')) /* ends a setting in QSHIM_SET */
+	if (!*file)
+		fputs("qshim: a file without a name\n", stderr);
+	else if (strchr(file, ';')) /* ends a setting in QSHIM_SET */
 		fprintf(stderr, "qshim: file '%s': a ';' cannot be in its name\n", file);
 	else if (!(path = absolute(file)) || asprintf(&setting, "tune.file=%s", path) < 0)
 		fprintf(stderr, "qshim: file '%s': the current folder cannot be told\n", file);
@@ -64,16 +66,13 @@ static int set_file(const char *file)
 	return failed;
 }
 
-/* A file to keep the results in, or a line that says how to have one. */
-static bool has_file(void)
+/* False, and a line that says how to have one, if the policy keeps the results nowhere. */
+static bool needs_file(const struct qs_options *options)
 {
-	struct qs_policy *policy = qs_cli_chosen();
-	const bool good = qs_policy_broken(policy) || *qs_policy_options(policy)->tuned_file;
-	qs_policy_free(policy);
-	if (!good)
+	if (!*options->tuned_file)
 		fputs("qshim: the policy keeps no tuned file ([tune] file): name one with -f\n",
 		      stderr);
-	return good;
+	return *options->tuned_file;
 }
 
 int qs_cli_tune(int argc, char **argv)
@@ -101,7 +100,7 @@ int qs_cli_tune(int argc, char **argv)
 			return QS_EXIT_USAGE;
 		labels = optarg;
 	}
-	if (optind >= argc || !has_file())
+	if (optind >= argc)
 		return QS_EXIT_USAGE;
-	return qs_cli_start(true, labels, &argv[optind]);
+	return qs_cli_start(needs_file, labels, &argv[optind]);
 }

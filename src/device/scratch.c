@@ -272,17 +272,27 @@ void qs_scratch_unlock(struct qs_scratch *scratch)
 	pthread_mutex_unlock(&scratch->lock);
 }
 
-CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes)
+/* As replace(), of the memory for measuring, in which what was outgrown counts too. */
+static bool measured(struct qs_context *context, struct qs_scratch *block, size_t wanted,
+                     size_t bytes)
 {
-	const size_t wanted = round_up(bytes);
-	if (block->size >= bytes)
-		return block->base;
-	/* what the block outgrew counts: it is not freed */
+	wanted = round_up(wanted < bytes ? bytes : wanted);
 	if (atomic_fetch_add(&context->measuring, wanted) + wanted <= context->measuring_limit &&
 	    replace(context, block, wanted, bytes))
-		return block->base;
+		return true;
 	atomic_fetch_sub(&context->measuring, wanted);
-	return 0;
+	return false;
+}
+
+CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes)
+{
+	if (block->size >= bytes)
+		return block->base;
+	/* twice as large as it was, so that what is outgrown, and not freed, adds up to little */
+	return measured(context, block, 2 * block->size, bytes) ||
+	                       measured(context, block, bytes, bytes)
+	               ? block->base
+	               : 0;
 }
 
 /* One block per context, grown like scratch: its users take turns (the tuner's lock), and what it

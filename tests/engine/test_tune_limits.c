@@ -179,6 +179,22 @@ static int memory(int argc, char **argv)
 	return verdict();
 }
 
+/* Products whose D is larger than 2, 4 and 6 MiB. */
+static int growing(int argc, char **argv)
+{
+	struct session session;
+	struct made made;
+	(void)argc, (void)argv;
+	session_open(&session);
+	for (int i = 0; i < 3; i++) {
+		const struct product p = {
+		        .ta = CUBLAS_OP_T, .m = 1024, .n = 1100 + 1200 * i, .k = 32};
+		product_make(&made, &p, 1);
+		watched_call(&made, &session, i);
+	}
+	return verdict();
+}
+
 static double seconds(void)
 {
 	struct timespec now;
@@ -320,6 +336,7 @@ const struct scene scenes[] = {
         {"beside_capture", beside_capture},
         {"threads", threads},
         {"memory", memory},
+        {"growing", growing},
         {"held", held},
         {"held_elsewhere", held_elsewhere},
         {"fork_before", fork_before},
@@ -450,6 +467,17 @@ START_TEST(without_memory_for_trials_a_key_is_not_tuned)
 	ck_assert_uint_eq(total_replaced(&outcome), 2);
 	ck_first("call1");
 	ck_assert_int_eq(count("call1", "calls"), 1);
+}
+END_TEST
+
+/* What is outgrown is not freed: twice as much each time adds up to little. */
+START_TEST(memory_for_trials_grows_twofold)
+{
+	run_scene(&outcome, SHIMMED, with(BF16, second_faster, NULL), "growing", NULL);
+	check_unharmed("growing");
+	ck_assert_int_eq(count("call1", "allocations"), 1);
+	ck_timed("call2");
+	ck_assert_int_eq(count("call2", "allocations"), 0);
 }
 END_TEST
 
@@ -647,6 +675,7 @@ static void add_limits(TCase *tcase)
 	tcase_add_loop_test(tcase, measurement_does_not_spoil_a_capture_beside_it, 0, 2);
 	tcase_add_loop_test(tcase, memory_for_trials_is_used_again, 0, 2);
 	tcase_add_test(tcase, without_memory_for_trials_a_key_is_not_tuned);
+	tcase_add_test(tcase, memory_for_trials_grows_twofold);
 	tcase_add_test(tcase, memory_for_trials_is_bounded);
 	tcase_add_loop_test(tcase, stream_that_is_held_up_is_not_waited_for_for_ever, 0, 2);
 	tcase_add_test(tcase, key_does_not_wait_for_long_while_another_thread_measures);

@@ -389,9 +389,22 @@ class Figures(unittest.TestCase):
 
     def test_loss_curves_are_compared_at_their_worst(self):
         self.assertEqual(bench_programs.hundredths(list(range(250))), [89.5, 189.5])
-        curves = {"native": [2.0, 1.0], "qshim": [2.01, 0.97]}
-        self.assertAlmostEqual(bench_programs.worst_difference(curves), 0.03)
-        self.assertIsNone(bench_programs.worst_difference({"native": [1.0], "qshim": None}))
+        self.assertAlmostEqual(bench_programs.worst_difference([2.0, 1.0], [2.01, 0.97]), 0.03)
+        self.assertIsNone(bench_programs.worst_difference([1.0], None))
+
+    def test_the_table_of_programs_tells_losses_and_those_of_two_native_runs(self):
+        def of(value):
+            return {"median": value, "p20": value, "p80": value}
+        columns = {"native": {"ms": of(20.0)}, "qshim": {"ms": of(18.0), "ratio": of(1.1)},
+                   "fp8": {"ms": of(16.0), "ratio": of(1.25)}}
+        rows = [{"program": "gpt", "columns": columns, "best": ["fp8", 1.25],
+                 "difference": 0.0123, "control": 0.0004},
+                {"program": "mlp", "columns": {"native": {"ms": of(1.0)}, "qshim": {"error": "x"}},
+                 "best": [None, None]}]
+        table = bench_tables.programs({"steps": 500, "results": rows})
+        self.assertIn("| gpt | 20.0 | 1.10 (1.10–1.10) | 1.25 (fp8) | 0.88 | 0.0123 | 0.0004 |",
+                      table)
+        self.assertRegex(table, r"\| mlp \| 1\.000? \| – \| – \| – \| – \| – \|")
 
     def test_the_best_policy_by_hand_is_the_fastest_that_ran(self):
         def of(value):
