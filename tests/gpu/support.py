@@ -16,8 +16,9 @@ SKIPPED = 77  # exit status, as automake has it
 
 # struct qs_counter of src/note/note.h, after a header of the same size
 SLOT = struct.Struct("<112s32s40s4BId4Q24x")
-# struct qs_counter_header up to the words about kept operands, and those: bytes now, and uses so far
-KEPT = struct.Struct("<120x4Q4Q")
+# struct qs_counter_header up to the words about kept operands, and those: bytes now, uses so far, and
+# those of them that checked the source
+KEPT = struct.Struct("<120x4Q4Q4Q")
 FORMS = ("fp8", "fp8 turned", "nf4", "fp8 tiles")
 NATIVE, BF16, FP8 = range(3)  # enum qs_action
 GEMM_EX, LT_MATMUL = 0, 4     # enum qs_entry
@@ -71,7 +72,16 @@ def counters(folder=None, pid=None):
 def kept(folder=None, pid=None):
     """Form -> (bytes, uses) of the operands that stay quantised between calls: what they take on the
     device now, and how many products used one. Of one process, or of all in the folder."""
-    sums = dict.fromkeys(FORMS, (0, 0))
+    return {form: sums[:2] for form, sums in kept_words(folder, pid).items()}
+
+
+def checked(folder=None, pid=None):
+    """Form -> how many of those uses checked the whole source first."""
+    return {form: sums[2] for form, sums in kept_words(folder, pid).items()}
+
+
+def kept_words(folder, pid):
+    sums = dict.fromkeys(FORMS, (0, 0, 0))
     folder = pathlib.Path(folder or os.environ["QSHIM_OUT"])
     for file in sorted(folder.glob(f"counters.*.{pid or '*'}.bin")):
         with file.open("rb") as stream:
@@ -79,8 +89,8 @@ def kept(folder=None, pid=None):
         if len(header) < KEPT.size:  # being made
             continue
         words = KEPT.unpack(header)
-        for form, taken, uses in zip(FORMS, words[:4], words[4:]):
-            sums[form] = (sums[form][0] + taken, sums[form][1] + uses)
+        for form, *more in zip(FORMS, words[:4], words[4:8], words[8:]):
+            sums[form] = tuple(map(sum, zip(sums[form], more)))
     return sums
 
 
