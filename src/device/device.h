@@ -166,15 +166,17 @@ struct qs_stream {
 	bool capturing;   /* into a graph                                  */
 	uint64_t capture; /* id of the capture                             */
 	CUgraph graph;    /* being captured                                */
+	bool measuring;   /* work that is only measured: see qs_scratch_lock() */
 };
 
-/* Fills `stream`; false if the stream cannot take work of ours now (invalidated capture, legacy
- * stream during another capture, unknown handle). */
+/* Fills `stream` (measuring: no); false if the stream cannot take work of ours now (invalidated
+ * capture, legacy stream during another capture, unknown handle). */
 bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
 
 /* At least `bytes` of scratch, 256-byte aligned, for work in this stream, locked: unlock once all
  * launches that use it are submitted. Grows outside capture; a capture gets memory of its own,
- * which goes back when the graph and its executables are destroyed. NULL with *why otherwise. */
+ * which goes back when the graph and its executables are destroyed. What it grows for measurements
+ * counts against [tune] max_mib. NULL with *why otherwise. */
 struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
                                    size_t bytes, enum qs_reason *why);
 void qs_scratch_unlock(struct qs_scratch *scratch);

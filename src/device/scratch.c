@@ -254,24 +254,6 @@ static bool grow_eager(struct qs_context *context, struct qs_scratch *scratch, s
 	return true;
 }
 
-struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
-                                   size_t bytes, enum qs_reason *why)
-{
-	*why = QS_REASON_MEMORY;
-	struct qs_scratch *scratch = find_and_lock(context, stream, bytes);
-	if (!scratch)
-		return NULL;
-	if (scratch->size >= bytes || (!stream->capturing && grow_eager(context, scratch, bytes)))
-		return scratch;
-	pthread_mutex_unlock(&scratch->lock);
-	return NULL;
-}
-
-void qs_scratch_unlock(struct qs_scratch *scratch)
-{
-	pthread_mutex_unlock(&scratch->lock);
-}
-
 /* As replace(), of the memory for measuring, in which what was outgrown counts too. */
 static bool measured(struct qs_context *context, struct qs_scratch *block, size_t wanted,
                      size_t bytes)
@@ -284,15 +266,43 @@ static bool measured(struct qs_context *context, struct qs_scratch *block, size_
 	return false;
 }
 
+/* Twice as large as it was, so that what is outgrown, and not freed, adds up to little. */
+static bool grow_measuring(struct qs_context *context, struct qs_scratch *block, size_t bytes)
+{
+	return measured(context, block, 2 * block->size, bytes) ||
+	       measured(context, block, bytes, bytes);
+}
+
+static bool grow_for(struct qs_context *context, struct qs_scratch *scratch,
+                     const struct qs_stream *stream, size_t bytes)
+{
+	if (stream->capturing)
+		return false;
+	return stream->measuring ? grow_measuring(context, scratch, bytes)
+	                         : grow_eager(context, scratch, bytes);
+}
+
+struct qs_scratch *qs_scratch_lock(struct qs_context *context, const struct qs_stream *stream,
+                                   size_t bytes, enum qs_reason *why)
+{
+	*why = QS_REASON_MEMORY;
+	struct qs_scratch *scratch = find_and_lock(context, stream, bytes);
+	if (!scratch)
+		return NULL;
+	if (scratch->size >= bytes || grow_for(context, scratch, stream, bytes))
+		return scratch;
+	pthread_mutex_unlock(&scratch->lock);
+	return NULL;
+}
+
+void qs_scratch_unlock(struct qs_scratch *scratch)
+{
+	pthread_mutex_unlock(&scratch->lock);
+}
+
 CUdeviceptr qs_reserve(struct qs_context *context, struct qs_scratch *block, size_t bytes)
 {
-	if (block->size >= bytes)
-		return block->base;
-	/* twice as large as it was, so that what is outgrown, and not freed, adds up to little */
-	return measured(context, block, 2 * block->size, bytes) ||
-	                       measured(context, block, bytes, bytes)
-	               ? block->base
-	               : 0;
+	return block->size >= bytes || grow_measuring(context, block, bytes) ? block->base : 0;
 }
 
 /* One block per context, grown like scratch: its users take turns (the tuner's lock), and what it

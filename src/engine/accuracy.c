@@ -22,7 +22,8 @@
 #define FAILURES_MAX 3     /* checks in a row below min_sqnr                          */
 #define SLOTS        64    /* checks under way in a context                           */
 #define TRIAL        SLOTS /* where trials report                                  */
-#define PATIENCE     1     /* seconds that a trial waits for its stream, or for another */
+#define MIB          ((size_t)1 << 20)
+#define PATIENCE     1 /* seconds that a trial waits for its stream, or for another */
 
 /* One context's. Never freed. */
 struct qs_checks {
@@ -258,35 +259,51 @@ static double rounded(double sqnr)
 	return (double)(int64_t)(100 * sqnr + (sqnr < 0 ? -0.5 : 0.5)) / 100;
 }
 
-static bool measure(struct qs_checks *checks, const struct qs_engine *engine, void *state,
-                    const struct qs_gemm *g, const struct qs_stream *stream, double *sqnr)
+static bool no_memory(const struct qs_gemm *g, size_t count, struct qs_failure *failure)
 {
-	struct qs_failure failure;
-	const CUdeviceptr reference = results(checks, g, stream, 2);
-	const CUdeviceptr candidate = reference + result_bytes(g);
-	if (!reference || !run_native(g, reference, stream) ||
-	    !run_trial(engine, state, g, candidate, checks->context, stream, &failure) ||
-	    !compare(checks, g, stream, reference, candidate, NULL, TRIAL) ||
-	    !wait_for_stream(stream))
+	return qs_failed(failure, QS_REASON_MEMORY, "%zu MiB to compare results",
+	                 (count * result_bytes(g) + MIB - 1) / MIB);
+}
+
+/* The reference is what D is to hold anyway, if it may hold it now. */
+static bool measure(struct qs_checks *checks, const struct qs_engine *engine, void *state,
+                    const struct qs_gemm *g, const struct qs_stream *stream, double *sqnr,
+                    struct qs_failure *failure)
+{
+	const bool in_d = qs_trial_may_write(g);
+	const size_t count = in_d ? 1 : 2;
+	const CUdeviceptr candidate = results(checks, g, stream, count);
+	const CUdeviceptr reference =
+	        in_d ? (CUdeviceptr)(uintptr_t)g->d : candidate + result_bytes(g);
+	if (!candidate)
+		return is_free(checks, stream) ? no_memory(g, count, failure)
+		                               : qs_failed(failure, QS_REASON_UNTUNED, "in use");
+	if (!run_native(g, reference, stream))
+		return qs_failed(failure, QS_REASON_ERROR, "the program's own call, made again");
+	if (!run_trial(engine, state, g, candidate, checks->context, stream, failure))
 		return false;
+	if (!compare(checks, g, stream, reference, candidate, NULL, TRIAL) ||
+	    !wait_for_stream(stream))
+		return qs_failed(failure, QS_REASON_UNTUNED, "comparing");
 	*sqnr = rounded((double)checks->outcome[TRIAL].sqnr);
 	return true;
 }
 
 bool qs_accuracy_measure(const struct qs_engine *engine, void *state, const struct qs_gemm *g,
-                         struct qs_context *context, const struct qs_stream *stream, double *sqnr)
+                         struct qs_context *context, const struct qs_stream *stream, double *sqnr,
+                         struct qs_failure *failure)
 {
 	struct timespec until;
 	if (!qs_may_tune(g))
-		return false;
+		return qs_failed(failure, QS_REASON_BUDGET, "not measured");
 	struct qs_checks *checks = checks_of(context);
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += PATIENCE;
 	if (!checks || pthread_mutex_timedlock(&checks->lock, &until))
-		return false;
+		return qs_failed(failure, QS_REASON_UNTUNED, "could not be compared");
 	const int64_t start = qs_tune_start();
 	CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
-	const bool done = measure(checks, engine, state, g, stream, sqnr);
+	const bool done = measure(checks, engine, state, g, stream, sqnr, failure);
 	exchange(mode);
 	qs_tune_stop(start);
 	pthread_mutex_unlock(&checks->lock);
@@ -393,8 +410,9 @@ static void put_off(struct qs_accuracy *accuracy)
 	atomic_store(&accuracy->next, atomic_load(&accuracy->uses) + every);
 }
 
-/* With the checks locked. What has no place or memory now may have it at the next product. */
-static bool begin(struct qs_check *check, const struct qs_gemm *g, const struct qs_stream *stream)
+/* With the checks locked. What has no place now may have it at the next product. */
+static bool begin(struct qs_check *check, const struct qs_gemm *g, const struct qs_stream *stream,
+                  struct qs_failure *failure)
 {
 	if (atomic_load(&check->accuracy->pending))
 		return false;
@@ -403,13 +421,16 @@ static bool begin(struct qs_check *check, const struct qs_gemm *g, const struct 
 		return false;
 	put_off(check->accuracy);
 	check->reference = results(check->checks, g, stream, 1);
+	if (!check->reference && !atomic_exchange(&check->accuracy->unchecked, true))
+		no_memory(g, 1, failure);
 	return check->reference && run_native(g, check->reference, stream);
 }
 
 bool qs_check_begin(struct qs_check *check, struct qs_accuracy *accuracy, double least,
                     const struct qs_gemm *g, struct qs_context *context,
-                    const struct qs_stream *stream)
+                    const struct qs_stream *stream, struct qs_failure *failure)
 {
+	failure->reason = QS_REASON_AUTO;
 	if (!is_due(accuracy) || stream->capturing || !g->repeat)
 		return false;
 	check->accuracy = accuracy;
@@ -417,7 +438,7 @@ bool qs_check_begin(struct qs_check *check, struct qs_accuracy *accuracy, double
 	check->checks = checks_of(context);
 	if (!check->checks || pthread_mutex_trylock(&check->checks->lock))
 		return false;
-	const bool begun = begin(check, g, stream);
+	const bool begun = begin(check, g, stream, failure);
 	if (!begun)
 		pthread_mutex_unlock(&check->checks->lock);
 	return begun;
@@ -476,8 +497,7 @@ static bool try_all(struct qs_checks *checks, struct qs_candidate *candidates, i
 		return false;
 	const CUdeviceptr reference = results(checks, g, stream, 2);
 	if (!reference)
-		return qs_failed(failure, QS_REASON_MEMORY, "%zu MiB to compare results",
-		                 2 * result_bytes(g) >> 20);
+		return no_memory(g, 2, failure);
 	if (!run_native(g, reference, stream))
 		return qs_failed(failure, QS_REASON_ERROR, "the program's own call, made again");
 	for (int i = 0; i < count; i++)

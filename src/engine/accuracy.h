@@ -1,10 +1,11 @@
 /* How far an engine's products are from the program's own, measured on the live operands.
  *
- * Before a product is decided, a trial of the engine and the program's own call both go into memory
- * of ours (qs_accuracy_measure, waits). In use, the program's own call goes there before the engine
- * writes D, and the two are compared in the same stream; what came of it is read when a later
- * product of the key finds it in mapped host memory: nothing waits. Three checks in a row below
- * what the policy wants demote the key for the rest of the run, whatever the policy says later.
+ * Before a product is decided, a trial of the engine goes into memory of ours, and so does the
+ * program's own call where it may not write D yet (qs_accuracy_measure, waits). In use, the
+ * program's own call goes there before the engine writes D, and the two are compared in the same
+ * stream; what came of it is read when a later product of the key finds it in mapped host memory:
+ * nothing waits. Three checks in a row below what the policy wants demote the key for the rest of
+ * the run, whatever the policy says later.
  *
  * In shadow mode no engine writes D: trials of the engines are compared with the program's own
  * call, all in memory of ours, and what comes of it is only noted (qs_accuracy_shadow).
@@ -35,6 +36,7 @@ struct qs_accuracy {
 	_Atomic uint64_t next;    /* use from which on a check is wanted, 0 = not set yet      */
 	_Atomic int failed;       /* checks in a row below `least`                             */
 	_Atomic bool demoted;     /* no more lower precision for this key                      */
+	_Atomic bool unchecked;   /* a check found no memory, which was said                   */
 };
 
 /* A check being submitted. */
@@ -46,19 +48,21 @@ struct qs_check {
 	CUdeviceptr reference;    /* the program's own result                      */
 };
 
-/* Compares a trial of `engine` with the program's own call, both into memory of ours: true with
- * *sqnr in dB, rounded to hundredths (QS_SQNR_MAX = equal, -QS_SQNR_MAX = not even finite), false
- * if that could not be done: budget, memory, an entry point whose calls cannot be made again, a
- * stream that is held up. Waits for the stream: never while capturing. */
+/* Compares a trial of `engine` with the program's own call: true with *sqnr in dB, rounded to
+ * hundredths (QS_SQNR_MAX = equal, -QS_SQNR_MAX = not even finite), false with *failure filled if
+ * that could not be done: budget, memory, an entry point whose calls cannot be made again, a stream
+ * that is held up. Waits for the stream: never while capturing. */
 bool qs_accuracy_measure(const struct qs_engine *engine, void *state, const struct qs_gemm *g,
-                         struct qs_context *context, const struct qs_stream *stream, double *sqnr);
+                         struct qs_context *context, const struct qs_stream *stream, double *sqnr,
+                         struct qs_failure *failure);
 
 /* Before an engine runs: counts a use, and if a check is due makes the program's own call into
  * memory of ours; `least` is what the product must reach, in dB, negative = any. True if the caller
- * must call qs_check_end() once the engine has run. */
+ * must call qs_check_end() once the engine has run. *failure has reason MEMORY, with the size, the
+ * first time that the key's check found no memory, AUTO otherwise. */
 bool qs_check_begin(struct qs_check *check, struct qs_accuracy *accuracy, double least,
                     const struct qs_gemm *g, struct qs_context *context,
-                    const struct qs_stream *stream);
+                    const struct qs_stream *stream, struct qs_failure *failure);
 /* Submits the comparison if the engine has written D (`done`). */
 void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct qs_stream *stream,
                   bool done);

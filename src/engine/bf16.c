@@ -17,14 +17,13 @@ static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context
 	enum qs_reason why;
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, QS_LT_WORKSPACE, &why);
 	if (!scratch)
-		return qs_failed(failure, why, "workspace");
+		return qs_failed(failure, why, "workspace to measure with");
 	struct qs_lt_call call = qs_lt_call_of(g, stream->handle, scratch->base);
-	const bool allowed = qs_may_tune(g);
-	bool tuned = qs_tune(lt, g, context, &call, NULL, &timing);
+	const bool tuned = qs_tune(lt, g, context, &call, NULL, &timing, failure);
 	qs_scratch_unlock(scratch);
-	if (!allowed)
-		return qs_failed(failure, QS_REASON_BUDGET, "not measured");
-	if (!tuned || timing.rival[0] < 0)
+	if (!tuned)
+		return false;
+	if (timing.rival[0] < 0)
 		return qs_failed(failure, QS_REASON_UNTUNED, "could not be measured");
 	qs_known_add(lt, &timing, row);
 	return true;

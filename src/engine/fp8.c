@@ -77,7 +77,7 @@ static bool tune(struct conversion *c, bool must_win, struct qs_context *context
 	                        failure);
 }
 
-/* A plan that is given up must not be remembered by what it made. */
+/* A plan that is given up must not be remembered by what it made, nor take more than it needs. */
 static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_context *context,
                             const struct qs_stream *stream, const struct qs_choice *choice,
                             struct qs_failure *failure)
@@ -89,13 +89,18 @@ static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_
 		return qs_known_wins(&row, must_win, failure);
 	if (!qs_may_tune(g))
 		return true;
-	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total_of(fp8, true), &why);
+	fp8->operands.once = stream->measuring;
+	const size_t total = total_of(fp8, true);
+	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total, &why);
+	if (!scratch && must_win)
+		return qs_failed(failure, why, "%zu MiB to measure with", total >> 20);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;
 	struct conversion conversion = {fp8, g, context, stream, scratch, &row, {.bytes = 0}};
 	bool wins = tune(&conversion, must_win, context, failure);
 	qs_operands_forget(scratch);
 	qs_scratch_unlock(scratch);
+	fp8->operands.once = false;
 	return wins;
 }
 

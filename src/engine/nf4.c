@@ -272,6 +272,8 @@ static bool time_in_scratch(struct nf4 *nf4, const struct qs_gemm *g, struct qs_
 	qs_weight_of(g, &call.weight);
 	call.at = layout_of(nf4, &call.weight, false);
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, call.at.total, &why);
+	if (!scratch && must_win)
+		return qs_failed(failure, why, "%zu MiB to measure with", call.at.total >> 20);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;
 	call.block = scratch->base;

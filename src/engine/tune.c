@@ -1,5 +1,5 @@
-/* Timing within limits: the budget of the process, memory for an output that is not the program's,
- * and the program's own call as the rival to beat. */
+/* Timing within limits: the budget of the process, memory for outputs where the program's own may
+ * not be written yet, and the program's own call as the rival to beat. */
 #include "engine/tune.h"
 
 #include <time.h>
@@ -20,7 +20,7 @@ void qs_tune_stop(int64_t start)
 	atomic_fetch_add(&spent_us, qs_tune_start() - start);
 }
 
-/* The program's own call, once more, into our output. */
+/* The program's own call, once more, into another output. */
 struct native {
 	const struct qs_gemm *g;
 	void *d;
@@ -32,9 +32,16 @@ static int run_native(void *data)
 	return native->g->repeat(native->g, native->d);
 }
 
-/* Memory of D's shape that is not the program's, 0 if there is none. */
+bool qs_trial_may_write(const struct qs_gemm *g)
+{
+	return g->key.beta == QS_SCALAR_ZERO || !g->key.in_place;
+}
+
+/* Memory of D's shape for what trials write, 0 if there is none. */
 static CUdeviceptr output(const struct qs_gemm *g, struct qs_context *context)
 {
+	if (qs_trial_may_write(g))
+		return (CUdeviceptr)(uintptr_t)g->d;
 	return qs_temporary(context, (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
 }
 
@@ -53,11 +60,11 @@ void qs_run_native(const struct qs_gemm *g, struct qs_context *context)
  * spoil it. */
 static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                     const struct qs_lt_call *call, const struct qs_rival *preparation,
-                    struct qs_timing *timing)
+                    struct qs_timing *timing, struct qs_failure *failure)
 {
 	CUdeviceptr d = output(g, context);
 	if (!d)
-		return false;
+		return qs_failed(failure, QS_REASON_MEMORY, "a result to measure with");
 	struct qs_lt_call trial = *call;
 	trial.d = (void *)(uintptr_t)d;
 	if (g->key.in_place)
@@ -66,8 +73,8 @@ static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context
 	struct qs_rival rivals[2] = {{run_native, &native}};
 	if (preparation)
 		rivals[1] = *preparation;
-	bool done = qs_lt_choose(lt, &trial, rivals, preparation ? 2 : 1, timing);
-	return done;
+	return qs_lt_choose(lt, &trial, rivals, preparation ? 2 : 1, timing) ||
+	       qs_failed(failure, QS_REASON_UNTUNED, "could not be measured");
 }
 
 bool qs_may_tune(const struct qs_gemm *g)
@@ -78,15 +85,15 @@ bool qs_may_tune(const struct qs_gemm *g)
 
 bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
              const struct qs_lt_call *call, const struct qs_rival *preparation,
-             struct qs_timing *timing)
+             struct qs_timing *timing, struct qs_failure *failure)
 {
 	if (!qs_may_tune(g))
-		return false;
+		return qs_failed(failure, QS_REASON_BUDGET, "not measured");
 	const struct qs_driver *cu = qs_driver_get();
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	int64_t start = qs_tune_start();
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
-	bool done = measure(lt, g, context, call, preparation, timing);
+	bool done = measure(lt, g, context, call, preparation, timing, failure);
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
 	qs_tune_stop(start);
 	return done;
@@ -97,8 +104,14 @@ bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_conte
                       bool must_win, struct qs_tuned_row *row, struct qs_failure *failure)
 {
 	struct qs_timing timing;
-	if (!qs_tune(lt, g, context, call, preparation, &timing) || timing.rival[0] < 0 ||
-	    timing.rival[1] < 0)
+	struct qs_failure why;
+	if (!qs_tune(lt, g, context, call, preparation, &timing, &why)) {
+		const bool wins = !must_win || why.reason != QS_REASON_MEMORY;
+		if (!wins)
+			*failure = why;
+		return wins;
+	}
+	if (timing.rival[0] < 0 || timing.rival[1] < 0)
 		return true;
 	qs_known_add(lt, &timing, row);
 	return qs_known_wins(row, must_win, failure);

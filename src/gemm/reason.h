@@ -51,8 +51,7 @@
 	X(SMALL, "small", "the product is too small for the conversion to pay",                    \
 	  "nothing, or force it with a rule")                                                      \
 	X(NOT_FASTER, "not-faster", "measured not to be faster", "nothing to do")                  \
-	X(UNTUNED, "untuned", "could not be measured",                                             \
-	  "run it outside graph capture, with memory free and within [tune] max_mib")              \
+	X(UNTUNED, "untuned", "could not be measured", "run it outside graph capture")             \
 	X(BUDGET, "budget", "the tuning budget is used up", "raise [tune] budget_ms")              \
 	X(SQNR, "sqnr", "measured error above the limit", "use scale = row, or lower min_sqnr")    \
 	X(NONFINITE, "nonfinite", "the operand holds NaN or Inf", "nothing to do")                 \
@@ -64,8 +63,8 @@
 	  "run the product once before capturing")                                                 \
 	X(CACHE_FULL, "cache-full", "more products or kept weights than there is room for",        \
 	  "raise [cache] max_keys or max_mib")                                                     \
-	X(MEMORY, "memory", "no device memory for scratch or kept weights",                        \
-	  "raise [cache] max_mib or free memory")                                                  \
+	X(MEMORY, "memory", "no device memory for scratch, measurements or kept weights",          \
+	  "raise [cache] max_mib or [tune] max_mib, or free memory")                               \
 	X(ALGO_NONE, "algo-none", "cuBLASLt offers no fp8 algorithm for it", "nothing to do")      \
 	X(ERROR, "error", "a step of ours failed; see the message beside it", "report it")         \
 	X(FORK, "fork", "a forked child without a CUDA context of its own",                        \

@@ -27,6 +27,7 @@ struct qs_operands {
 	int64_t ld[2];           /* bytes of a row of the quantised matrices                      */
 	int64_t k;               /* of the product: K, rounded up to 16 where all rows are so     */
 	size_t base;             /* bytes of the scratch block that are not ours                  */
+	bool once;               /* nothing is kept for the next product: one half will do        */
 };
 
 /* The quantised operands of one call. */

@@ -51,7 +51,7 @@ size_t qs_operands_total(const struct qs_operands *operands, bool both)
 		if (both && atomic_load_explicit(&operands->both[i], memory_order_relaxed))
 			half += qs_operand_bytes(operands, i, !operands->turned[i]);
 	}
-	return fixed_bytes(operands) + 2 * half;
+	return fixed_bytes(operands) + (operands->once ? 1 : 2) * half;
 }
 
 struct qs_parts qs_scratch_parts(const struct qs_operands *operands,
@@ -61,9 +61,10 @@ struct qs_parts qs_scratch_parts(const struct qs_operands *operands,
 	parts.partials[0] = scratch->base + operands->base;
 	parts.partials[1] = parts.partials[0] + qs_align_part(PARTIALS_BYTES);
 	parts.scale = parts.partials[1] + qs_align_part(PARTIALS_BYTES);
-	parts.half_bytes = (scratch->size - fixed_bytes(operands)) / 2 / 256 * 256;
+	const unsigned halves = operands->once ? 1 : 2;
+	parts.half_bytes = (scratch->size - fixed_bytes(operands)) / halves / 256 * 256;
 	parts.half[0] = scratch->base + fixed_bytes(operands);
-	parts.half[1] = parts.half[0] + parts.half_bytes;
+	parts.half[1] = parts.half[0] + (halves - 1) * parts.half_bytes;
 	return parts;
 }
 

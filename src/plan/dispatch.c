@@ -66,8 +66,9 @@ static struct qs_instance *find_instance(const struct qs_plan *plan,
 	return instance;
 }
 
-/* Where the policy leaves the choice to us, what is measured below min_sqnr is not taken. What
- * cannot be measured now is checked at its first use. */
+/* Where the policy leaves the choice to us, what is measured below min_sqnr is not taken, nor what
+ * there is no memory to measure. What cannot be measured for another reason is checked at its first
+ * use. */
 static bool is_accurate(void *state, const struct qs_plan *plan, const struct qs_gemm *g,
                         struct qs_context *context, const struct qs_stream *stream,
                         const struct qs_choice *choice, struct qs_failure *failure)
@@ -75,9 +76,13 @@ static bool is_accurate(void *state, const struct qs_plan *plan, const struct qs
 	double sqnr;
 	const char *name = qs_action_name(plan->action);
 	if (!qs_known_error(g, context, plan->action, choice, &sqnr)) {
-		if (!qs_accuracy_measure(plan->engine, state, g, context, stream, &sqnr)) {
+		struct qs_failure why;
+		if (!qs_accuracy_measure(plan->engine, state, g, context, stream, &sqnr, &why)) {
 			atomic_store(&plan->accuracy->next, 1);
-			return true;
+			if (why.reason != QS_REASON_MEMORY)
+				return true;
+			*failure = why;
+			return false;
 		}
 		qs_message(QS_LOG_NUMERICS, "%s: %s %.2f dB", plan->accuracy->name, name, sqnr);
 		qs_known_add_error(g, context, plan->action, choice, sqnr);
@@ -89,13 +94,18 @@ static bool is_accurate(void *state, const struct qs_plan *plan, const struct qs
 	                 choice->min_sqnr);
 }
 
-/* True if error decides: not for the program's own precision, an action that is demanded, or a
- * policy that allows any error. */
-static bool is_gated(const struct qs_plan *plan)
+/* True if it is done only where it is measured to be better, not because a rule demands it. */
+static bool is_open(const struct qs_plan *plan)
 {
 	const struct qs_choice *choice = &plan->choice;
-	return plan->action != QS_ACTION_BF16 && choice->min_sqnr >= 0 &&
-	       (choice->action == QS_ACTION_AUTO || !choice->eager);
+	return choice->action == QS_ACTION_AUTO || choice->action == QS_ACTION_BF16 ||
+	       !choice->eager;
+}
+
+/* True if error decides: not for the program's own precision, or a policy that allows any error. */
+static bool is_gated(const struct qs_plan *plan)
+{
+	return plan->action != QS_ACTION_BF16 && plan->choice.min_sqnr >= 0 && is_open(plan);
 }
 
 static void *try(const struct qs_plan *plan, const struct qs_gemm *g, struct qs_context *context,
@@ -118,12 +128,14 @@ static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
 {
 	struct qs_failure second = {.reason = QS_REASON_AUTO};
 	struct qs_choice rows = plan->choice;
+	struct qs_stream trial = *stream;
+	trial.measuring = is_open(plan);
 	rows.scaling = QS_SCALING_ROW;
-	void *state = try(plan, g, context, stream, &plan->choice, failure);
+	void *state = try(plan, g, context, &trial, &plan->choice, failure);
 	if (state || failure->reason != QS_REASON_SQNR || plan->action != QS_ACTION_FP8 ||
 	    plan->choice.scaling != QS_SCALING_AUTO)
 		return state;
-	state = try(plan, g, context, stream, &rows, &second);
+	state = try(plan, g, context, &trial, &rows, &second);
 	if (state || second.reason == QS_REASON_SQNR)
 		*failure = second;
 	return state;
@@ -170,6 +182,17 @@ static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_g
 	return instance;
 }
 
+static bool begin_check(struct qs_check *check, const struct qs_plan *plan, const struct qs_gemm *g,
+                        struct qs_context *context, const struct qs_stream *stream)
+{
+	struct qs_failure failure;
+	const bool begun = qs_check_begin(check, plan->accuracy, plan->choice.min_sqnr, g, context,
+	                                  stream, &failure);
+	if (failure.reason == QS_REASON_MEMORY)
+		note(plan, g, plan->action, failure.reason, failure.detail);
+	return begun;
+}
+
 static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
                 const struct qs_stream *stream)
 {
@@ -177,8 +200,7 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	struct qs_check check;
 	uint64_t bytes = 0;
 	const bool checked = plan->action != QS_ACTION_BF16 &&
-	                     qs_check_begin(&check, plan->accuracy, plan->choice.min_sqnr, g,
-	                                    instance->context, stream);
+	                     begin_check(&check, plan, g, instance->context, stream);
 	qs_share_begin();
 	const bool done =
 	        plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure);
@@ -221,16 +243,23 @@ static struct qs_context *find_context(const struct qs_stream *stream, enum qs_r
 	return qs_context_current(qs_process()->options, !stream->capturing, why);
 }
 
+/* What forbids it for the pointers of this call; QS_REASON_AUTO = nothing. */
+static enum qs_reason check_pointers(const struct qs_gemm *g, const struct qs_context *context)
+{
+	if (!qs_context_owns(context, g->d))
+		return QS_REASON_CONTEXT;
+	return qs_overlap(g) ? QS_REASON_ALIAS : QS_REASON_AUTO;
+}
+
 /* The pointers and the stream of this call, once the key is known to be served in this context. */
 static bool replace_here(struct qs_plan *plan, struct qs_instance *instance,
                          const struct qs_gemm *g, const struct qs_stream *stream)
 {
 	if (atomic_load_explicit(&instance->failures, memory_order_relaxed) >= FAILURES_MAX)
 		return pass_late(plan, g, QS_REASON_ERROR, "given up after repeated failures");
-	if (!qs_context_owns(instance->context, g->d))
-		return pass_late(plan, g, QS_REASON_CONTEXT, NULL);
-	if (qs_overlap(g))
-		return pass_late(plan, g, QS_REASON_ALIAS, NULL);
+	const enum qs_reason why = check_pointers(g, instance->context);
+	if (why != QS_REASON_AUTO)
+		return pass_late(plan, g, why, NULL);
 	return plan->shadow ? measure(plan, instance, g, stream) : run(plan, instance, g, stream);
 }
 
@@ -279,6 +308,8 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 		return pass_without_context(plan, g, why);
 	if (!instance && stream.capturing)
 		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);
+	if (!instance && (why = check_pointers(g, context)) != QS_REASON_AUTO)
+		return pass_late(plan, g, why, NULL); /* what is measured may write D */
 	if (!instance)
 		instance = make_instance(plan, g, context, &stream);
 	if (!instance)

@@ -198,6 +198,19 @@ START_TEST(one_good_check_forgives_two_bad_ones)
 }
 END_TEST
 
+START_TEST(check_without_memory_is_said_once)
+{
+	run(EVERY_2ND "tune.max_mib=1;default.action=fp8", "0", "rrrrrrrr");
+	ck_assert_str_eq(checked(8), "--------");
+	ck_assert_uint_eq(total_replaced(&outcome), 8);
+	ck_assert_int_eq(outcome.decisions, 2);
+	ck_assert_int_eq(decisions_for("fp8"), 2);
+	ck_assert_int_eq(decisions_with(&outcome, "memory"), 1);
+	ck_assert_str_eq(outcome.decision[1].detail, "1 MiB to compare results");
+	ck_demoted(false);
+}
+END_TEST
+
 START_TEST(measured_errors_are_logged)
 {
 	run(EVERY_2ND "log.level=numerics;default.action=fp8", "0", "rrr");
@@ -262,6 +275,18 @@ START_TEST(what_is_not_accurate_enough_is_not_taken)
 	ck_assert(printed(&outcome, "hash0") == bare && printed(&outcome, "hash1") == bare);
 	ck_assert_int_eq(of("padding", 0), 1);
 	ck_assert_str_eq(outcome.err, "");
+}
+END_TEST
+
+START_TEST(nf4_that_there_is_no_memory_to_measure_is_not_taken)
+{
+	run(MEASURED NOT_BELOW_5 "tune.max_mib=31;" IF_FASTER, "1", "rr");
+	ck_decision("native", "memory");
+	ck_assert_ptr_nonnull(strstr(only_decision(&outcome)->detail, " MiB to measure with"));
+	run(MEASURED NOT_BELOW_5 "tune.max_mib=34;" IF_FASTER, "3", "rr");
+	ck_decision("native", "memory");
+	ck_assert_str_eq(only_decision(&outcome)->detail, "a result to measure with");
+	ck_assert_uint_eq(total_replaced(&outcome), 0);
 }
 END_TEST
 
@@ -357,6 +382,7 @@ static void add_uses(TCase *tcase)
 	tcase_add_test(tcase, never_is_never);
 	tcase_add_loop_test(tcase, three_failures_in_a_row_demote_a_product, 0, 3);
 	tcase_add_test(tcase, one_good_check_forgives_two_bad_ones);
+	tcase_add_test(tcase, check_without_memory_is_said_once);
 	tcase_add_test(tcase, measured_errors_are_logged);
 	tcase_add_test(tcase, bf16_is_neither_checked_nor_demoted);
 	tcase_add_loop_test(tcase, nf4_has_no_limit_unless_its_rule_has_one, 0, 3);
@@ -373,6 +399,7 @@ int main(int argc, char **argv)
 	suite_add_tcase(suite, tcase);
 	add_uses(tcase);
 	tcase_add_loop_test(tcase, what_is_not_accurate_enough_is_not_taken, 0, 2);
+	tcase_add_test(tcase, nf4_that_there_is_no_memory_to_measure_is_not_taken);
 	tcase_add_loop_test(tcase, what_is_accurate_enough_is_taken_and_says_its_times, 0, 2);
 	tcase_add_loop_test(tcase, fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate, 0,
 	                    LARGE_ROWS);

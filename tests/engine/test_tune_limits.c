@@ -163,18 +163,21 @@ static int threads(int argc, char **argv)
 	return verdict();
 }
 
-/* `memory N`: a small product; then one with a larger D, when the Nth allocation fails. */
+/* `memory BETA N`: a small product; then one with a larger D, when the Nth allocation fails. With
+ * beta, D is read, so what is measured needs memory of its own. */
 static int memory(int argc, char **argv)
 {
 	struct session session;
 	struct made made[2];
-	const struct product more = {.ta = CUBLAS_OP_T, .m = 1024, .n = 1100, .k = 32};
+	struct product less = rows[0];
+	struct product more = {.ta = CUBLAS_OP_T, .m = 1024, .n = 1100, .k = 32};
+	less.beta = more.beta = (float)atof(argv[0]);
 	session_open(&session);
-	product_make(&made[0], &rows[0], 1);
+	product_make(&made[0], &less, 1);
 	product_make(&made[1], &more, 2);
 	watched_call(&made[0], &session, 0);
-	if (argc == 1)
-		softcuda_set("fail_alloc", atol(argv[0]));
+	if (argc == 2)
+		softcuda_set("fail_alloc", atol(argv[1]));
 	watched_call(&made[1], &session, 1);
 	return verdict();
 }
@@ -188,11 +191,34 @@ static int growing(int argc, char **argv)
 	session_open(&session);
 	for (int i = 0; i < 3; i++) {
 		const struct product p = {
-		        .ta = CUBLAS_OP_T, .m = 1024, .n = 1100 + 1200 * i, .k = 32};
+		        .ta = CUBLAS_OP_T, .m = 1024, .n = 1100 + 1200 * i, .k = 32, .beta = 1.0f};
 		product_make(&made, &p, 1);
 		watched_call(&made, &session, i);
 	}
 	return verdict();
+}
+
+/* D lies in the middle of A, which nothing but the program's own call may write. */
+static int overlapping(int argc, char **argv)
+{
+	const float one = 1.0f, zero = 0.0f;
+	struct session session;
+	uint16_t *a;
+	void *b;
+	(void)argc, (void)argv;
+	session_open(&session);
+	must(cudaMalloc((void **)&a, 2 * 256 * 256), "A");
+	must(cudaMalloc(&b, 2 * 256 * 256), "B");
+	for (int i = 0; i < 2; i++) {
+		const struct work before = work_done();
+		must((int)cublasGemmEx(session.blas, CUBLAS_OP_T, CUBLAS_OP_N, 64, 64, 256, &one, a,
+		                       CUDA_R_16BF, 256, b, CUDA_R_16BF, 256, &zero, a + 4096,
+		                       CUDA_R_16BF, 64, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+		     "product");
+		must((int)cudaDeviceSynchronize(), "synchronize");
+		print_work("call", i, &before);
+	}
+	return 0;
 }
 
 static double seconds(void)
@@ -337,6 +363,7 @@ const struct scene scenes[] = {
         {"threads", threads},
         {"memory", memory},
         {"growing", growing},
+        {"overlapping", overlapping},
         {"held", held},
         {"held_elsewhere", held_elsewhere},
         {"fork_before", fork_before},
@@ -455,18 +482,28 @@ END_TEST
 
 START_TEST(without_memory_for_trials_a_key_is_not_tuned)
 {
-	run_scene(&outcome, SHIMMED, with(BF16, second_faster, NULL), "memory", "0", NULL);
+	run_scene(&outcome, SHIMMED, with(BF16, second_faster, NULL), "memory", "1", "0", NULL);
 	ck_timed("call1");
-	run_scene(&outcome, SHIMMED, with(BF16, second_faster, NULL), "memory", "1", NULL);
+	run_scene(&outcome, SHIMMED, with(BF16, second_faster, NULL), "memory", "1", "1", NULL);
 	check_unharmed("bf16");
-	ck_assert_int_eq(decisions_with(&outcome, "untuned"), 1);
+	ck_assert_int_eq(decisions_with(&outcome, "memory"), 1);
 	ck_native("call1");
 	ck_assert_int_eq(count("call1", "calls"), 1);
-	run_scene(&outcome, SHIMMED, with(FP8, second_faster, NULL), "memory", "1", NULL);
+	run_scene(&outcome, SHIMMED, with(FP8, second_faster, NULL), "memory", "1", "1", NULL);
 	check_unharmed("fp8");
 	ck_assert_uint_eq(total_replaced(&outcome), 2);
 	ck_first("call1");
 	ck_assert_int_eq(count("call1", "calls"), 1);
+}
+END_TEST
+
+START_TEST(what_is_overwritten_anyway_needs_no_memory_for_trials)
+{
+	run_scene(&outcome, SHIMMED, with(_i ? FP8 : BF16, second_faster, NULL), "memory", "0", "1",
+	          NULL);
+	check_unharmed("beta 0");
+	ck_timed("call1");
+	ck_assert_int_eq(count("call1", "allocations"), 0);
 }
 END_TEST
 
@@ -481,19 +518,73 @@ START_TEST(memory_for_trials_grows_twofold)
 }
 END_TEST
 
-/* Blocks of 2 and 4 MiB: what is outgrown counts, as it is not freed. */
+START_TEST(output_that_overlaps_an_operand_is_not_written_by_trials)
+{
+	run_scene(&outcome, SHIMMED, with(_i ? FP8 : BF16, second_faster, NULL), "overlapping",
+	          NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_native("call0");
+	ck_native("call1");
+	ck_decision("native", "alias");
+}
+END_TEST
+
+/* Workspace of 32 MiB, results of 2 and 4: what is outgrown counts, as it is not freed. */
 START_TEST(memory_for_trials_is_bounded)
 {
-	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=6", second_faster, NULL), "memory",
-	          NULL);
-	check_unharmed("6 MiB");
+	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=38", second_faster, NULL), "memory",
+	          "1", NULL);
+	check_unharmed("38 MiB");
 	ck_timed("call1");
-	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=5", second_faster, NULL), "memory",
-	          NULL);
-	check_unharmed("5 MiB");
+	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=37", second_faster, NULL), "memory",
+	          "1", NULL);
+	check_unharmed("37 MiB");
 	ck_timed("call0");
 	ck_native("call1");
-	ck_assert_int_eq(decisions_with(&outcome, "untuned"), 1);
+	ck_assert_int_eq(decisions_with(&outcome, "memory"), 1);
+	run_scene(&outcome, SHIMMED, with(BF16 ";tune.max_mib=31", second_faster, NULL), "memory",
+	          "1", NULL);
+	check_unharmed("31 MiB");
+	ck_native("call0");
+	ck_native("call1");
+	ck_assert_int_eq(decisions_with(&outcome, "memory"), 2);
+}
+END_TEST
+
+/* 32 MiB of workspace and 2 x 2.5 of operands; in use twice these, within [cache] max_mib. */
+START_TEST(operands_of_trials_are_bounded)
+{
+	const struct times slow = {.product = 100, .fp8 = 1000, .second = 900, .kernel = 100};
+	const struct times fast = {.product = 1000, .fp8 = 500, .second = 400, .kernel = 100};
+	run_scene(&outcome, SHIMMED, with(AUTO ";tune.max_mib=38", slow, IDLE), "large", "1", NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_decision("native", "not-faster");
+	ck_assert_int_eq(count("call0", "allocations"), 2); /* with what is kept of maxima */
+	run_scene(&outcome, SHIMMED, with(AUTO ";tune.max_mib=37", slow, IDLE), "large", "1", NULL);
+	ck_decision("native", "memory");
+	ck_native("call0");
+	run_scene(&outcome, SHIMMED, with(FP8 ";tune.max_mib=37", fast, IDLE), "large", "1", NULL);
+	ck_decision("fp8", "rule");
+	ck_timed("call0");
+}
+END_TEST
+
+/* One result of 32 MiB, as D has the other, and 44 to run in, after the 38 to time in; what cannot
+ * be compared is not taken. */
+START_TEST(results_that_are_compared_are_bounded)
+{
+	const struct times fast = {.product = 1000, .fp8 = 500, .second = 400, .kernel = 100};
+	run_scene(&outcome, SHIMMED, with(AUTO ";tune.max_mib=116", fast, IDLE), "large", "1",
+	          NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_decision("fp8", "auto");
+	run_scene(&outcome, SHIMMED, with(AUTO ";tune.max_mib=115", fast, IDLE), "large", "1",
+	          NULL);
+	ck_decision("native", "memory");
+	ck_assert_str_eq(only_decision(&outcome)->detail, "42 MiB of scratch");
+	run_scene(&outcome, SHIMMED, with(AUTO ";tune.max_mib=71", fast, IDLE), "large", "1", NULL);
+	ck_decision("native", "memory");
+	ck_assert_str_eq(only_decision(&outcome)->detail, "32 MiB to compare results");
 }
 END_TEST
 
@@ -676,7 +767,11 @@ static void add_limits(TCase *tcase)
 	tcase_add_loop_test(tcase, memory_for_trials_is_used_again, 0, 2);
 	tcase_add_test(tcase, without_memory_for_trials_a_key_is_not_tuned);
 	tcase_add_test(tcase, memory_for_trials_grows_twofold);
+	tcase_add_loop_test(tcase, what_is_overwritten_anyway_needs_no_memory_for_trials, 0, 2);
+	tcase_add_loop_test(tcase, output_that_overlaps_an_operand_is_not_written_by_trials, 0, 2);
 	tcase_add_test(tcase, memory_for_trials_is_bounded);
+	tcase_add_test(tcase, operands_of_trials_are_bounded);
+	tcase_add_test(tcase, results_that_are_compared_are_bounded);
 	tcase_add_loop_test(tcase, stream_that_is_held_up_is_not_waited_for_for_ever, 0, 2);
 	tcase_add_test(tcase, key_does_not_wait_for_long_while_another_thread_measures);
 }
