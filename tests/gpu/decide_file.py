@@ -1,8 +1,8 @@
 """The tuned file between processes: written by four at once, by killed ones, and read by later runs.
 
 Four processes measure shapes of their own and shapes that all have, at the same time, into one file:
-as many rows as their decisions tell must be in it, each whole and none twice. Processes killed
-while they measure leave a file that the next run reads and completes. A second run measures nothing
+as many rows as their decisions tell must be in it, each whole and none twice. Processes killed while
+they measure leave a file that the next run reads and completes. A second run measures nothing
 and decides the same; rows of another driver, cuBLASLt or qshim are not used, which is said in one
 line, and measured anew; a pinned row is obeyed. Runs without the preload itself.
 """
@@ -177,8 +177,8 @@ def show_killed(victims, heir, file):
         known, torn = rows, torn + is_torn
     assert killed, "no process was killed while it measured"
     heir.run()
-    tuned_rows(file.read_text())
-    assert set(by_width(tuned_rows(file.read_text()))) == set(heir.outs), "the next run did not go on"
+    completed = by_width(tuned_rows(file.read_text()))
+    assert set(completed) == set(heir.outs), "the next run did not go on"
     return f"SIGKILL at {killed} moments of tuning: {len(known)} rows whole, {torn} torn; completed"
 
 

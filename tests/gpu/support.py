@@ -134,7 +134,8 @@ def plain():
 
 def preloaded(folder, **settings):
     """An environment with the preload, recording in the folder; settings as QSHIM_... variables."""
-    return plain() | {"LD_PRELOAD": library(), "QSHIM_OUT": str(folder), "QSHIM_QUIET": "1"} | settings
+    return plain() | {"LD_PRELOAD": library(), "QSHIM_OUT": str(folder), "QSHIM_QUIET": "1",
+                      **settings}
 
 
 def report(command, env):
