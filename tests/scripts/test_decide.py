@@ -193,4 +193,7 @@ class Roles(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    program = unittest.main(exit=False, verbosity=0)
+    failed = len(program.result.failures) + len(program.result.errors)
+    print(f"{program.result.testsRun - failed} passed, {failed} failed")
+    sys.exit(failed > 0)
