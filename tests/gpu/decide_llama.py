@@ -8,19 +8,16 @@ return the same losses, bit for bit, as two plain runs do, and say of every line
 would have done. Runs without the preload itself.
 """
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
-from support import ROOT, decisions, need
+from support import bare_environment, decisions, library, need, preloaded, report, tuned_rows
 
 STEPS, LAYERS = 16, 4
 MOST_S, MOST_BYTES = 5, 1 << 30
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-OURS = pathlib.Path(os.environ.get("QS_TEST_LIBRARY", ROOT / "build" / "libqshim.so"))
 
 
 def name_layers(torch, model):
@@ -62,19 +59,16 @@ def train(ranges):
 
 def run(folder, tuned=None, shadow=None):
     """The program's report, and what it wrote to stderr."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
-    env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # or products may add in any order, too
+    env = bare_environment()
     command = [sys.executable, __file__, "nvtx" if shadow == "nvtx" else "plain"]
     if shadow:
         env["QSHIM_SUMMARY"] = "1"
-        command = [OURS.parent / "qshim", "run", "-m", "shadow", f"--labels={shadow}", "-o", folder,
-                   "--", *command]
+        command = [pathlib.Path(library()).parent / "qshim", "run", "-m", "shadow",
+                   f"--labels={shadow}", "-o", folder, "--", *command]
     elif tuned:
-        env |= {"LD_PRELOAD": str(OURS), "QSHIM_OUT": str(folder), "QSHIM_QUIET": "1",
-                "QSHIM_SET": f"tune.file={tuned}"}
-    result = subprocess.run(command, env=env, text=True, capture_output=True)
-    assert result.returncode == 0, result.stderr[-2000:]
-    return json.loads(result.stdout.splitlines()[-1]), result.stderr
+        env = preloaded(folder, QSHIM_SET=f"tune.file={tuned}")
+    # Or products may add in any order, too.
+    return report(command, env | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
 
 def decided(folder):
@@ -83,7 +77,7 @@ def decided(folder):
 
 
 def rows(file):
-    return [line for line in file.read_text().splitlines() if line.startswith("[")]
+    return tuned_rows(file.read_text())
 
 
 def shadow_layers(folder):

@@ -15,7 +15,8 @@ import pathlib
 import sys
 import tempfile
 
-from support import decisions, digest, need, plain, preloaded, report, shape, sqnr, tuned_rows
+from support import (bare_environment, decisions, digest, need, preloaded, report, shape, sqnr,
+                     tuned_rows)
 
 TOKENS, IN = 4096, 8192
 OUT = {"normal": 8192, "column": 7168, "tokens": 6144}  # a shape, hence a decision, each
@@ -139,7 +140,7 @@ def ask(env):
 
 def show(folder, has_rows):
     file = folder / "tuned.ini"
-    native, _ = ask(plain())
+    native, _ = ask(bare_environment())
     told, said = ask(preloaded(folder / "run", QSHIM_SUMMARY="1", QSHIM_SET=(
         f"numerics.check_every={CHECK_EVERY};tune.file={file}")))
     lines, rows = decisions(folder / "run"), tuned_rows(file.read_text())

@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 
-from support import (DGRAD, FWD, UNKNOWN, WGRAD, counters, library, need, plain, report, shape)
+from support import (DGRAD, FWD, UNKNOWN, WGRAD, bare_environment, counters, library, need, report,
+                     shape)
 
 STEPS, LAYERS, BATCH, LENGTH = 6, 4, 4, 1024
 TOKENS = BATCH * LENGTH
@@ -174,8 +175,8 @@ def ask(folder, kind, steps):
     """A training run under `qshim run`, all products left native."""
     command = [str(pathlib.Path(library()).parent / "qshim"), "run", "--labels=torch", "-o",
                str(folder), "--", sys.executable, __file__, "train", kind, str(steps)]
-    return report(command, plain() | {"QSHIM_SET": "default.action=native;tune.file=",
-                                      "QSHIM_QUIET": "1", "QSHIM_SUMMARY": "1"})
+    return report(command, bare_environment() | {
+        "QSHIM_SET": "default.action=native;tune.file=", "QSHIM_QUIET": "1", "QSHIM_SUMMARY": "1"})
 
 
 def show_roles(folder, kind, steps):
@@ -190,7 +191,7 @@ def show_roles(folder, kind, steps):
 
 
 def show_share(said):
-    native, _ = report([sys.executable, __file__, "profile"], plain())
+    native, _ = report([sys.executable, __file__, "profile"], bare_environment())
     share = share_said(said)
     assert share is not None, f"the summary tells no share: {said[:400]}"
     assert abs(share - native["share"]) <= POINTS, (

@@ -137,15 +137,15 @@ def library():
     return os.environ.get("QS_TEST_LIBRARY", str(ROOT / "build" / "libqshim.so"))
 
 
-def plain():
+def bare_environment():
     """This process's environment, without anything of qshim's."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
 
 
 def preloaded(folder, **settings):
     """An environment with the preload, recording in the folder; settings as QSHIM_... variables."""
-    return plain() | {"LD_PRELOAD": library(), "QSHIM_OUT": str(folder), "QSHIM_QUIET": "1",
-                      **settings}
+    return bare_environment() | {"LD_PRELOAD": library(), "QSHIM_OUT": str(folder),
+                                 "QSHIM_QUIET": "1", **settings}
 
 
 def report(command, env):
