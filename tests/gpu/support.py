@@ -64,10 +64,10 @@ def counters(folder=None, pid=None):
             (key, rule, layer, action, reason, role, entry, used,
              flops, calls, replaced, written, late) = SLOT.unpack_from(data, offset)
             if used:
-                slots.append({"key": text(key), "rule": text(rule), "action": action,
-                              "reason": names[reason], "role": role, "entry": entry,
-                              "flops": flops, "calls": calls, "replaced": replaced,
-                              "bytes": written, "late": late})
+                slots.append({"key": text(key), "rule": text(rule), "layer": text(layer),
+                              "action": action, "reason": names[reason], "role": role,
+                              "entry": entry, "flops": flops, "calls": calls,
+                              "replaced": replaced, "bytes": written, "late": late})
     return slots
 
 

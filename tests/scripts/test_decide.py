@@ -3,6 +3,7 @@
 
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
@@ -11,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "gpu"))
 import decide_file
 import decide_outliers
 import decide_roles
-from support import DGRAD, FWD, UNKNOWN, WGRAD, shape, tuned_rows
+from support import DGRAD, FP8, FWD, LT_MATMUL, SLOT, UNKNOWN, WGRAD, counters, shape, tuned_rows
 
 ROW = """
 [product]
@@ -44,6 +45,23 @@ class Rows(unittest.TestCase):
                      ROW.replace("scale = auto", "key = y")):
             with self.assertRaises(ValueError, msg=text):
                 tuned_rows(text)
+
+
+class Counters(unittest.TestCase):
+    def test_slots_are_read(self):
+        slot = SLOT.pack(b"TN m=1 n=2 k=3", b"wide", b"model.head", FP8, 0, FWD, LT_MATMUL, 1,
+                         12.0, 7, 6, 5, 4)
+        unused = bytes(SLOT.size)
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "counters.0.17.bin"
+            file.write_bytes(bytes(SLOT.size) + slot + unused)
+            (only,) = counters(folder, 17)
+            self.assertEqual(counters(folder, 18), [])
+        self.assertIsInstance(only.pop("reason"), str)
+        self.assertEqual(only, {
+            "key": "TN m=1 n=2 k=3", "rule": "wide", "layer": "model.head", "action": FP8,
+            "role": FWD, "entry": LT_MATMUL, "flops": 12.0, "calls": 7, "replaced": 6, "bytes": 5,
+            "late": 4})
 
 
 class File(unittest.TestCase):
