@@ -1081,10 +1081,24 @@ static __device__ __forceinline__ uint32_t x_lane(void)
 	return lane / 16 * 1024 + lane % 8 * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
 
-/* The warps of a turn are here. */
-static __device__ __forceinline__ void meet_turn(const struct job &job, uint32_t strips)
+/* All of `threads` threads that name barrier ID are here. */
+template <uint32_t ID> static __device__ __forceinline__ void meet(uint32_t threads)
 {
-	asm volatile("bar.sync %0, %1;" ::"r"(1 + job.turn), "r"(strips * 2 * WARP) : "memory");
+	static_assert(ID > 0 && ID < 16, "barrier 0 is the block's");
+	asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
+}
+
+/* The warps of a turn, which is one of COUNT, are here. Each barrier's number is in an instruction:
+ * where it is in a register, tools that look for races lose sight of the other barriers. */
+template <uint32_t FIRST = 0, uint32_t COUNT = QS_PAIRS>
+static __device__ __forceinline__ void meet_turn(uint32_t turn, uint32_t threads)
+{
+	if constexpr (COUNT == 1)
+		meet<1 + FIRST>(threads);
+	else if (turn < FIRST + COUNT / 2)
+		meet_turn<FIRST, COUNT / 2>(turn, threads);
+	else
+		meet_turn<FIRST + COUNT / 2, COUNT / 2>(turn, threads);
 }
 
 /* ---- sampling ------------------------------------------------------------------------------- */
@@ -1355,7 +1369,7 @@ static __device__ __forceinline__ bool samples_are_same(const struct control *co
 /* The warps that sample know what one of them has found out. */
 static __device__ __forceinline__ void meet_samplers(void)
 {
-	asm volatile("bar.sync %0, %1;" ::"n"(1 + QS_PAIRS), "n"(SAMPLE_WARPS * WARP) : "memory");
+	meet<1 + QS_PAIRS>(SAMPLE_WARPS * WARP);
 }
 
 /* The warps that sample: one thread learns what is to be known of the weight, and another moves the
@@ -1772,7 +1786,7 @@ static __device__ __forceinline__ void begin_step(const struct job &job, uint32_
 		copies_wait<STAGES - 3>();
 	else
 		copies_wait<STAGES - 2>();
-	meet_turn(job, strips);
+	meet_turn(job.turn, strips * 2 * WARP);
 }
 
 template <int TOKENS, bool NF4>
