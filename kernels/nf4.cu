@@ -140,12 +140,13 @@ static __device__ __forceinline__ bool rows_aligned(uint64_t pointer, int64_t ld
 	return pointer % (2 * elements) == 0 && ld % elements == 0;
 }
 
-/* Two neighbouring elements, the first in the low half. */
+/* Two neighbouring elements, the first in the low half. Like all loads of what the work ahead may
+ * write, not one for data that nobody writes while the kernel runs: a product may have begun. */
 static __device__ __forceinline__ uint32_t load_pair(const uint16_t *source, bool aligned)
 {
 	if (aligned)
-		return __ldg((const uint32_t *)source);
-	return __ldg(source) | (uint32_t)__ldg(source + 1) << 16;
+		return *(const uint32_t *)source;
+	return source[0] | (uint32_t)source[1] << 16;
 }
 
 /* A function of its own so that eight loads here cost the common path no registers. */
@@ -895,25 +896,31 @@ static __device__ __forceinline__ const uint8_t *parts_of(const struct job &job,
 	       (quarter * WARP + lane) * 16;
 }
 
-/* Nobody needs them again. */
-static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
+/* Nobody needs them again. Before the work ahead has ended, EARLY, nothing has been done yet for
+ * what other multiprocessors wrote to be seen through the L1 cache. */
+template <bool EARLY> static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
 {
 	uint4 value;
-	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-	             : "l"(from));
+	if (EARLY)
+		asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+		             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+		             : "l"(from));
+	else
+		asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+		             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+		             : "l"(from));
 	return value;
 }
 
-template <bool NF4>
+template <bool NF4, bool EARLY>
 static __device__ __forceinline__ void load_part(const uint8_t *from, struct part<NF4> *part)
 {
 #pragma unroll
 	for (int q = 0; q < QUARTERS; q++) {
-		part->codes[q] = load_codes(from + q * WARP * 16);
+		part->codes[q] = load_codes<EARLY>(from + q * WARP * 16);
 		if constexpr (!NF4)
-			part->codes[QUARTERS + q] =
-			        load_codes(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
+			part->codes[QUARTERS + q] = load_codes<EARLY>(from + q * WARP * 16 +
+			                                              QS_FP8_TILE_BYTES / 2);
 	}
 }
 
@@ -1303,7 +1310,7 @@ static __device__ __forceinline__ struct sampled sampled_of(const struct qs_prod
 	sampled.stride = next * tile_bytes<NF4>;
 	sampled.left = (job.end - first + next - 1) >> log2_of(next);
 	sampled.columns = next * QS_WEIGHT_TILE;
-	sampled.scale = NF4 ? 1 : __ldg(scales_of(args) + row);
+	sampled.scale = NF4 ? 1 : scales_of(args)[row];
 	sampled.aligned = rows_aligned(args.source, args.ld, CHUNK);
 	return sampled;
 }
@@ -1513,7 +1520,7 @@ static __device__ __forceinline__ void lay_packed(const struct qs_product_args &
 		                    (job.half * QUARTERS + i / 2) * QUARTER_ROWS +
 		                    threadIdx.x % WARP / 4 + i % 2 * 8;
 		factors[i / 2][i % 2] = NF4            ? QS_NF4_UNSCALE
-		                        : row < args.n ? __ldg(scales_of(args) + row)
+		                        : row < args.n ? scales_of(args)[row]
 		                                       : 0;
 	}
 	lay_sums(total, job, 0, factors, partial);
@@ -1600,7 +1607,7 @@ static __device__ __forceinline__ void finish(const struct qs_product_args &args
 	if (args.beta != 0)
 		value += args.beta * (wide ? *d32 : float_of(*d16));
 	if (args.bias)
-		value += float_of(__ldg((const uint16_t *)args.bias + row));
+		value += float_of(((const uint16_t *)args.bias)[row]);
 	if (args.activation)
 		value = activated(value, args.activation);
 	if (wide)
@@ -1771,7 +1778,7 @@ static __device__ __forceinline__ void load_first(struct worker<TOKENS, NF4> *wo
 			if constexpr (in_ring<TOKENS, NF4>)
 				copy_codes(worker->next, worker->table, i);
 			else
-				load_part(worker->next, &worker->parts[i]);
+				load_part<NF4, true>(worker->next, &worker->parts[i]);
 		}
 		worker->next += stride;
 	}
@@ -1822,7 +1829,7 @@ multiply_packed(struct sums<TOKENS> *total, struct worker<TOKENS, NF4> *worker,
 			                           worker->scales, step);
 			if constexpr (!ringed)
 				if (step + worker->ahead < steps)
-					load_part(worker->next, part);
+					load_part<NF4, false>(worker->next, part);
 			worker->next += stride;
 		}
 	}
