@@ -919,8 +919,8 @@ static __device__ __forceinline__ void load_part(const uint8_t *from, struct par
 	for (int q = 0; q < QUARTERS; q++) {
 		part->codes[q] = load_codes<EARLY>(from + q * WARP * 16);
 		if constexpr (!NF4)
-			part->codes[QUARTERS + q] = load_codes<EARLY>(from + q * WARP * 16 +
-			                                              QS_FP8_TILE_BYTES / 2);
+			part->codes[QUARTERS + q] =
+			        load_codes<EARLY>(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
 	}
 }
 
