@@ -838,6 +838,7 @@ struct control {
 	uint32_t valid;   /* the descriptor says that they are W's                           */
 	uint32_t turn;    /* of the descriptor                                               */
 	uint32_t changed; /* the source was seen to differ from them                         */
+	uint64_t landed;  /* mbarrier: the sums from all blocks of the cluster have come     */
 };
 
 /* Shared memory of a block. Partial sums take the place of all but `control` in the end. */
@@ -1443,14 +1444,6 @@ extern "C" __global__ void __launch_bounds__(QS_SAMPLE_THREADS)
 /* ---- blocks of a cluster, launches ------------------------------------------------------------
  */
 
-/* All that the cluster's threads wrote before can be read after. */
-static __device__ __forceinline__ void cluster_sync(void)
-{
-#if HOPPER
-	asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
 /* The next launch may begin, if it is one that waits itself. */
 static __device__ __forceinline__ void let_next_begin(void)
 {
@@ -1474,14 +1467,43 @@ static __device__ __forceinline__ void cluster_wait(void)
 #endif
 }
 
-/* Writes to the place that `to` has in the memory of another block of the cluster. */
-static __device__ __forceinline__ void give(const float4 *to, uint32_t rank, const float4 &value)
+/* Writes to the place that `to` has in the memory of another block of the cluster, and tells its
+ * mbarrier. A barrier of the cluster would do for that too, but makes each thread wait until all
+ * that it ever wrote to global memory can be seen. */
+static __device__ __forceinline__ void give(const float4 *to, uint64_t *landed, uint32_t rank,
+                                            const float4 &value)
 {
 #if HOPPER
-	asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-	             "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(
-	                     shared_address(to)),
-	             "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+	asm volatile("{\n.reg .b32 place, tell;\nmapa.shared::cluster.u32 place, %0, %2;\n"
+	             "mapa.shared::cluster.u32 tell, %1, %2;\n"
+	             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [place], "
+	             "{%3, %4, %5, %6}, [tell];\n}" ::"r"(shared_address(to)),
+	             "r"(shared_address(landed)), "r"(rank), "f"(value.x), "f"(value.y),
+	             "f"(value.z), "f"(value.w)
+	             : "memory");
+#endif
+}
+
+/* By one thread, before the other blocks of the cluster know that this one has begun. */
+static __device__ __forceinline__ void expect_landing(uint64_t *landed, uint32_t bytes)
+{
+#if HOPPER
+	const uint32_t at = shared_address(landed);
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
+	             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
+	             "fence.mbarrier_init.release.cluster;" ::"r"(at),
+	             "r"(bytes)
+	             : "memory");
+#endif
+}
+
+/* What was expected has come, and can be read. */
+static __device__ __forceinline__ void wait_for_landing(uint64_t *landed)
+{
+#if HOPPER
+	asm volatile("{\n.reg .pred done;\nagain:\n"
+	             "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+	             "@!done bra again;\n}" ::"r"(shared_address(landed))
 	             : "memory");
 #endif
 }
@@ -1616,30 +1638,65 @@ static __device__ __forceinline__ void finish(const struct qs_product_args &args
 		*d16 = (uint16_t)bf16_of(value);
 }
 
-/* Adds the block's sums of four rows, those of all turns in their order. */
+/* Adds sums of four rows, those of all turns (or blocks) in their order. They are all loaded before
+ * the first is added: one after the other would take long. */
 static __device__ __forceinline__ float4 add_turns(const float *partial, uint32_t turns,
                                                    uint32_t apart)
 {
-	float4 sum = *(const float4 *)partial;
-	for (uint32_t i = 1; i < turns; i++) {
-		const float4 part = *(const float4 *)(partial + i * apart);
-		sum.x += part.x;
-		sum.y += part.y;
-		sum.z += part.z;
-		sum.w += part.w;
+	float4 part[QS_PAIRS];
+#pragma unroll
+	for (uint32_t i = 0; i < QS_PAIRS; i++)
+		if (i < turns)
+			part[i] = *(const float4 *)(partial + i * apart);
+	float4 sum = part[0];
+#pragma unroll
+	for (uint32_t i = 1; i < QS_PAIRS; i++) {
+		if (i >= turns)
+			continue;
+		sum.x += part[i].x;
+		sum.y += part[i].y;
+		sum.z += part[i].z;
+		sum.w += part[i].w;
 	}
 	return sum;
 }
 
-/* Four rows' results. */
-static __device__ __forceinline__ void finish_four(const struct qs_product_args &args, float4 sum,
-                                                   uint32_t token, int64_t row)
+static_assert(QS_SPLIT_MAX <= QS_PAIRS, "blocks of a cluster are added as turns are");
+
+/* Results are sums times alpha, in bf16, and four rows of a token can be stored at once. */
+static __device__ __forceinline__ bool results_are_plain(const struct qs_product_args &args)
+{
+	return args.beta == 0 && args.bias == 0 && args.activation == QS_ACTIVATION_NONE &&
+	       !(args.flags & QS_PRODUCT_FP32) && rows_aligned(args.d, args.ldd, 4);
+}
+
+static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
+{
+	return bf16_of(low) | bf16_of(high) << 16;
+}
+
+/* Four rows' results, of any kind. A function of its own so that the plain ones keep their
+ * registers. */
+static __device__ __noinline__ void finish_any(const struct qs_product_args &args, float4 sum,
+                                               uint32_t token, int64_t row)
 {
 #pragma unroll 1
 	for (int i = 0; i < 4 && row + i < args.n; i++) {
 		finish(args, sum.x, token, row + i);
 		sum = make_float4(sum.y, sum.z, sum.w, 0);
 	}
+}
+
+static __device__ __forceinline__ void finish_four(const struct qs_product_args &args, float4 sum,
+                                                   uint32_t token, int64_t row)
+{
+	const float alpha = args.alpha;
+	if (results_are_plain(args) && row + 4 <= args.n)
+		*(uint2 *)((uint16_t *)args.d + token * args.ldd + row) =
+		        make_uint2(bf16_pair(alpha * sum.x, alpha * sum.y),
+		                   bf16_pair(alpha * sum.z, alpha * sum.w));
+	else
+		finish_any(args, sum, token, row);
 }
 
 /* Of the results of a cluster, four rows of a token each, a block finishes a share. */
@@ -1658,10 +1715,28 @@ static __device__ __forceinline__ struct results results_of(const struct qs_prod
 	return results;
 }
 
+/* Of which a block has so many. */
+static __device__ __forceinline__ uint32_t share_of(const struct results &results, uint32_t rank)
+{
+	const uint32_t first = rank * results.share;
+	return first < results.count ? min(results.share, results.count - first) : 0;
+}
+
 /* Where a block finds its share of the sums of all blocks: in the end of what is kept for X. */
 static __device__ __forceinline__ float4 *landing(struct shared *shared, uint32_t strips)
 {
 	return (float4 *)(shared->x + sizeof shared->x - strips * QS_LANDING_BYTES);
+}
+
+/* Tells the mbarrier what the block will be given by all of the cluster, itself included. */
+static __device__ __forceinline__ void expect_sums(const struct qs_product_args &args,
+                                                   const struct job &job, struct shared *shared)
+{
+	const struct results results = results_of(args, job);
+	const uint32_t share = share_of(results, blockIdx.x & (args.split - 1));
+	if (threadIdx.x == 0)
+		expect_landing(&shared->control.landed,
+		               share * args.split * (uint32_t)sizeof(float4));
 }
 
 /* Adds up what the block has, and gives it to the block that finishes it. */
@@ -1672,7 +1747,7 @@ static __device__ __forceinline__ void add_up(const struct qs_product_args &args
 	const struct results results = results_of(args, job);
 	const uint32_t apart = TOKENS * QS_PARTIAL_PITCH, rank = blockIdx.x & (args.split - 1);
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < results.count; i += blockDim.x) {
+	for (uint32_t i = threadIdx.x; i < results.count; i += QS_MULTIPLIERS) {
 		const uint32_t token = i >> results.fours, row = (i - (token << results.fours)) * 4;
 		const float *partial = (const float *)shared +
 		                       row / QS_WEIGHT_TILE * job.turns * apart +
@@ -1686,7 +1761,7 @@ static __device__ __forceinline__ void add_up(const struct qs_product_args &args
 			                       (i >= 3 * results.share);
 			give(landing(shared, args.strips) + rank * results.share + i -
 			             owner * results.share,
-			     owner, sum);
+			     &shared->control.landed, owner, sum);
 		}
 	}
 }
@@ -1696,10 +1771,11 @@ static __device__ __forceinline__ void add_blocks(const struct qs_product_args &
                                                   const struct job &job, struct shared *shared)
 {
 	const struct results results = results_of(args, job);
-	const uint32_t first = (blockIdx.x & (args.split - 1)) * results.share;
+	const uint32_t rank = blockIdx.x & (args.split - 1), first = rank * results.share;
+	const uint32_t share = share_of(results, rank);
+	wait_for_landing(&shared->control.landed);
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < results.share && first + i < results.count;
-	     i += blockDim.x) {
+	for (uint32_t i = threadIdx.x; i < share; i += QS_MULTIPLIERS) {
 		const uint32_t token = (first + i) >> results.fours;
 		const uint32_t row = (first + i - (token << results.fours)) * 4;
 		const float4 sum = add_turns((const float *)(landing(shared, args.strips) + i),
@@ -1916,30 +1992,46 @@ static __device__ __forceinline__ void help(const struct qs_product_args &args,
 	__syncthreads();
 }
 
+/* By all threads, when the sums of all warps are in shared memory, and before those of others can
+ * be written into other blocks. */
+static __device__ __forceinline__ void sums_are_laid(const struct qs_product_args &args)
+{
+	__syncthreads();
+	if (args.split > 1)
+		cluster_wait();
+}
+
+/* The results, by the warps that multiply: the others have few registers. */
+template <int TOKENS>
+static __device__ __forceinline__ void finish_block(const struct qs_product_args &args,
+                                                    struct shared *shared)
+{
+	const struct job job = job_of(args);
+	sums_are_laid(args);
+	add_up<TOKENS>(args, job, shared);
+	if (args.split > 1)
+		add_blocks(args, job, shared);
+}
+
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void product(const struct qs_product_args &args)
 {
 	extern __shared__ __align__(1024) uint8_t memory[];
 	struct shared *shared = (struct shared *)memory;
-	if (args.split > 1)
+	if (args.split > 1) {
+		expect_sums(args, job_of(args), shared);
 		cluster_arrive();
+	}
 	if (!(args.flags & QS_PRODUCT_EARLY))
 		wait_for_work_ahead();
 	if (threadIdx.x < QS_MULTIPLIERS) {
 		take_registers<TOKENS>();
 		work<TOKENS, NF4>(args, shared);
+		finish_block<TOKENS>(args, shared);
 	} else {
 		leave_registers<TOKENS>();
 		help<NF4>(args, shared);
-	}
-	__syncthreads();
-	const struct job job = job_of(args);
-	if (args.split > 1)
-		cluster_wait();
-	add_up<TOKENS>(args, job, shared);
-	if (args.split > 1) {
-		cluster_sync();
-		add_blocks(args, job, shared);
+		sums_are_laid(args);
 	}
 }
 
