@@ -1734,7 +1734,7 @@ static __device__ __forceinline__ void expect_sums(const struct qs_product_args 
 {
 	const struct results results = results_of(args, job);
 	const uint32_t share = share_of(results, blockIdx.x & (args.split - 1));
-	if (threadIdx.x == 0)
+	if (threadIdx.x == QS_MULTIPLIERS)
 		expect_landing(&shared->control.landed,
 		               share * args.split * (uint32_t)sizeof(float4));
 }
@@ -2019,7 +2019,8 @@ static __device__ __forceinline__ void product(const struct qs_product_args &arg
 	extern __shared__ __align__(1024) uint8_t memory[];
 	struct shared *shared = (struct shared *)memory;
 	if (args.split > 1) {
-		expect_sums(args, job_of(args), shared);
+		if (threadIdx.x >= QS_MULTIPLIERS) /* those that multiply are in a hurry */
+			expect_sums(args, job_of(args), shared);
 		cluster_arrive();
 	}
 	if (!(args.flags & QS_PRODUCT_EARLY))
