@@ -1246,13 +1246,13 @@ static __device__ __forceinline__ bool tiles_are_valid(const struct control *con
 	return control->known && control->valid;
 }
 
-/* By one thread of each block, when it knows `turn`. The last block to know it moves it on. */
-static __device__ __forceinline__ void move_turn(const struct qs_product_args &args, uint32_t turn)
+/* By one thread of each block, when it knows `turn`. True for the last block, which is to move the
+ * turn on. Takes long; nobody need wait for the answer. */
+static __device__ __forceinline__ bool is_last_reader(const struct qs_product_args &args)
 {
 	struct qs_weight *weight = (struct qs_weight *)args.weight;
 	__threadfence();
-	if (atomicInc(&weight->readers, gridDim.x - 1) == gridDim.x - 1)
-		weight_of(args)->turn = turn + 1;
+	return atomicInc(&weight->readers, gridDim.x - 1) == gridDim.x - 1;
 }
 
 /* By threads that saw a difference. */
@@ -1347,17 +1347,21 @@ static __device__ __forceinline__ void copy_sample(struct sampled *sampled, uint
 	copies_commit();
 }
 
-/* Compares a row of each tile with W, the copies of both going some of them ahead. False in some
- * lane if one differs. */
+/* The copies of W and the tiles go some ahead of what is compared. */
+static __device__ __forceinline__ void copy_first_samples(struct sampled *sampled, uint8_t *samples)
+{
+	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
+		copy_sample(sampled, shared_address(sample_slot(samples, i)));
+}
+
+/* Compares a row of each of so many tiles with W. False in some lane if one differs. */
 template <bool NF4>
 static __device__ __forceinline__ bool samples_are_same(const struct control *control,
-                                                        struct sampled sampled, uint32_t row,
-                                                        uint8_t *samples)
+                                                        struct sampled sampled, uint32_t tiles,
+                                                        uint32_t row, uint8_t *samples)
 {
-	const uint32_t tiles = sampled.left, most = __reduce_max_sync(FULL, tiles);
+	const uint32_t most = __reduce_max_sync(FULL, tiles);
 	bool same = true;
-	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
-		copy_sample(&sampled, shared_address(sample_slot(samples, i)));
 	for (uint32_t i = 0; i < most; i++) {
 		const uint8_t *slot = sample_slot(samples, i);
 		copy_sample(&sampled,
@@ -1393,13 +1397,18 @@ static __device__ __forceinline__ void sample(const struct qs_product_args &args
 	if (args.flags & QS_PRODUCT_FROZEN)
 		return;
 	const uint32_t turn = control->turn, row = turn % QS_WEIGHT_TILE;
-	if (control->known) {
-		const struct sampled sampled = sampled_of<NF4>(args, job, control->packed, row);
-		if (!samples_are_same<NF4>(control, sampled, row, samples))
-			drop_weight(args, control);
-	}
+	struct sampled sampled = {};
+	bool last = false;
+	if (control->known)
+		sampled = sampled_of<NF4>(args, job, control->packed, row);
+	const uint32_t tiles = sampled.left;
+	copy_first_samples(&sampled, samples);
 	if (threadIdx.x == WARP_SAMPLE * WARP)
-		move_turn(args, turn);
+		last = is_last_reader(args);
+	if (!samples_are_same<NF4>(control, sampled, tiles, row, samples))
+		drop_weight(args, control);
+	if (last)
+		weight_of(args)->turn = turn + 1;
 }
 
 /* For products that cuBLASLt makes from the expanded weight: see sample.h. Eight lanes compare a
