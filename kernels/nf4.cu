@@ -1378,6 +1378,21 @@ static __device__ __forceinline__ bool samples_are_same(const struct control *co
 	return same;
 }
 
+/* Before the work ahead has ended: brings the rows of W that will be compared into the L2 cache, if
+ * `turn` stays what it is now. Nothing else depends on what is read here. */
+template <bool NF4>
+static __device__ __forceinline__ void fetch_samples(const struct qs_product_args &args,
+                                                     const struct job &job)
+{
+	const uint32_t row = weight_of(args)->turn % QS_WEIGHT_TILE;
+	struct sampled sampled = sampled_of<NF4>(args, job, args.packed, row);
+#pragma unroll 1
+	for (; sampled.left; sampled.left--) {
+		asm volatile("prefetch.global.L2 [%0];" ::"l"(sampled.source));
+		sampled.source += sampled.columns;
+	}
+}
+
 /* The warps that sample know what one of them has found out. */
 static __device__ __forceinline__ void meet_samplers(void)
 {
@@ -1987,6 +2002,9 @@ static __device__ __forceinline__ void help(const struct qs_product_args &args,
 {
 	if (threadIdx.x / WARP == WARP_SAMPLE)
 		fill_range(&shared->control, threadIdx.x % WARP);
+	if ((args.flags & (QS_PRODUCT_EARLY | QS_PRODUCT_FROZEN)) == QS_PRODUCT_EARLY &&
+	    args.packed)
+		fetch_samples<NF4>(args, job_of(args));
 	wait_for_work_ahead();
 	if (threadIdx.x == WARP_SAMPLE * WARP) {
 		know_tiles(args, &shared->control);

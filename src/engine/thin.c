@@ -59,9 +59,11 @@ static struct qs_product_args describe(const struct qs_gemm *g, const struct qs_
  * kernel ahead of it in the stream have ended or given leave, not only when what that kernel
  * wrote is complete and can be seen. The product waits for this itself (griddepcontrol.wait),
  * and until then reads nothing but its parameters and, told so by QS_PRODUCT_EARLY, the first
- * tiles, and writes shared memory only. X, D, the bias, W itself, scales, and the descriptor
- * with its word `valid`, which checks, other products and memsets write, come after. So it is
- * to be shown that nothing that writes tiles can be under way when the product begins:
+ * tiles, and writes shared memory only. (It also guesses which rows of W it will compare, and
+ * has them brought into the L2 cache: no value is used.) X, D, the bias, W itself, scales, and
+ * the descriptor with its word `valid`, which checks, other products and memsets write, come
+ * after. So it is to be shown that nothing that writes tiles can be under way when the product
+ * begins:
  *
  *   - Tiles are written by what makes the copy: in checks, after samples, and for a call that
  *     has no copy. If one of these was submitted by this call, or before it in any stream, and
