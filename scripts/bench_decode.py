@@ -268,11 +268,14 @@ def effort_for(kind, quick):
 def measure_kind(sides, kind, missing, effort):
     columns = [Column(side, side, kind) for side in SIDES if (side, kind) not in missing]
     before = {name: sides[name].counters() for name in SIDES[1:]}
+    checked = {name: sum(sides[name].checked().values()) for name in SIDES[1:]}
     results = bench_lib.figures(bench_lib.measure(sides, columns, effort), "native")
     results |= {side: {"error": missing[side, kind]} for side in SIDES if side not in results}
     return {"columns": bench_lib.per_call(results, tokens_of(kind)),
             "served": {name: bench_lib.served(before[name], sides[name].counters())
-                       for name in before}}
+                       for name in before},
+            "checked": {name: sum(sides[name].checked().values()) - count
+                        for name, count in checked.items()}}
 
 
 def measure(sides, case, kinds, quick):

@@ -98,6 +98,10 @@ class Side:
         """Form -> (bytes kept beside the program's own, uses so far) of this side's operands."""
         return support.kept(self.folder) if self.folder else {}
 
+    def checked(self):
+        """Form -> how many of those uses checked the whole source first."""
+        return support.checked(self.folder) if self.folder else {}
+
     def end(self):
         """The end of its input is the child's sign to leave."""
         try:

@@ -265,24 +265,34 @@ bool qs_is_capturing(CUstream stream)
 	       status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* A launch whose arguments are looked through: the driver is asked once for all that hit. */
+struct launch {
+	bool asked, capturing;
+};
+
 /* What is only captured has written nothing yet, so there is nothing to learn from it. */
 static void found(struct qs_scan *to, uint64_t word, unsigned offset)
 {
+	struct launch *launch = to->to;
 	if (!qs_track_reaches(word))
 		return;
-	uint64_t use = qs_is_capturing(to->stream) ? 0 : qs_use_of(to->function, word, offset);
-	qs_track_argument(word, use);
+	if (!launch->asked)
+		launch->capturing = qs_is_capturing(to->stream);
+	launch->asked = true;
+	qs_track_argument(word, launch->capturing ? 0 : qs_use_of(to->function, word, offset));
 }
 
 /* cuBLAS's launches inside a hooked call read what the call names and write what it names: told by
  * export.c. */
 void qs_launched(CUfunction function, CUstream stream, void *const *params, void *const *extra)
 {
+	struct launch launch = {.asked = false};
 	struct qs_scan to = {
 	        .low = atomic_load_explicit(&qs_track_bounds.low, memory_order_relaxed),
 	        .high = atomic_load_explicit(&qs_track_bounds.high, memory_order_relaxed),
 	        .function = function,
 	        .stream = stream,
+	        .to = &launch,
 	        .found = found};
 	if (!qs_depth && !qs_scan_launch(&to, params, extra))
 		qs_track_everything();

@@ -194,11 +194,13 @@ void qs_counter_kept(int form, int64_t bytes)
 		                          memory_order_relaxed);
 }
 
-void qs_counter_kept_use(int form)
+void qs_counter_kept_use(int form, bool checked)
 {
 	struct qs_counter_header *header = atomic_load_explicit(&table, memory_order_acquire);
 	if (header)
 		atomic_fetch_add_explicit(&header->kept_uses[form], 1, memory_order_relaxed);
+	if (header && checked)
+		atomic_fetch_add_explicit(&header->kept_checks[form], 1, memory_order_relaxed);
 }
 
 const struct qs_counter_header *qs_counter_header(void)

@@ -87,9 +87,10 @@ struct qs_counter_header {
 	int64_t start;         /* seconds since 1970                                     */
 	char exe[64];          /* short name of the program, terminated                  */
 	char program[16];      /* QS_VERSION, terminated                                 */
-	_Atomic uint64_t kept_bytes[QS_KEPT_FORMS]; /* bytes of kept operands now, by form    */
-	_Atomic uint64_t kept_uses[QS_KEPT_FORMS];  /* products that used one, by form        */
-	uint64_t spare[9]; /* zero                                                   */
+	_Atomic uint64_t kept_bytes[QS_KEPT_FORMS];  /* bytes of kept operands now, by form    */
+	_Atomic uint64_t kept_uses[QS_KEPT_FORMS];   /* products that used one, by form        */
+	_Atomic uint64_t kept_checks[QS_KEPT_FORMS]; /* of those, after a check of its source */
+	uint64_t spare[5]; /* zero                                                   */
 };
 
 /* Counters of one key, in the mapped file. 256 bytes. */
@@ -123,9 +124,10 @@ void qs_counter_decide(struct qs_counter *counter, enum qs_action action, enum q
  * thread has `used` == 0 and is to be skipped. */
 const struct qs_counter *qs_counter_at(size_t index);
 
-/* Operands of a form kept from one product to the next: bytes more or less, and a use. */
+/* Operands of a form kept from one product to the next: bytes more or less, and a use, before which
+ * the whole source was `checked` or not. */
 void qs_counter_kept(int form, int64_t bytes);
-void qs_counter_kept_use(int form);
+void qs_counter_kept_use(int form, bool checked);
 /* The header, NULL before qs_note_start(). */
 const struct qs_counter_header *qs_counter_header(void);
 

@@ -145,10 +145,12 @@ static void put_kept(void)
 	for (int i = 0; header && i < QS_KEPT_FORMS; i++) {
 		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
 		uint64_t uses = atomic_load(&header->kept_uses[i]);
+		uint64_t checks = atomic_load(&header->kept_checks[i]);
 		if (bytes || uses)
-			put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s\n",
+			put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
+			    "%llu of them after a check\n",
 			    names[i], (double)bytes / MIB, (unsigned long long)uses,
-			    uses == 1 ? "" : "s");
+			    uses == 1 ? "" : "s", (unsigned long long)checks);
 	}
 }
 

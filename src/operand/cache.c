@@ -491,16 +491,18 @@ static CUresult use(struct qs_kept *kept, const struct qs_stream *stream, CUdevi
 	        .data = kept->data, .scale = kept->scale, .descriptor = kept->descriptor};
 	pthread_mutex_lock(&kept->lock);
 	CUresult error = kept->broken || kept->marked ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+	const uint64_t last = kept->submitted;
 	kept->uses++;
 	if (!error)
 		error = stream->capturing
 		                ? use_captured(kept, stream, work, heeds_descriptor)
 		                : use_eager(kept, stream, work, heeds_descriptor, &view->bytes);
+	const bool checked = kept->submitted != last && !view->bytes;
 	pthread_mutex_unlock(&kept->lock);
 	if (!error && stream->capturing)
 		list_held(kept);
 	if (!error)
-		qs_counter_kept_use(kept->form->kind);
+		qs_counter_kept_use(kept->form->kind, checked);
 	return error;
 }
 

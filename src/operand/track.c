@@ -18,7 +18,7 @@
 
 #include "intercept/driver.h"
 
-#define USES_MAX     16 /* kernel uses remembered for each watch                         */
+#define USES_MAX     31 /* kernel uses remembered for each watch, as bits                */
 #define OTHER        (1u << USES_MAX)
 #define READER_AFTER 8   /* verifications in a row that found a use to change nothing     */
 #define WRITER       255 /* streak of a use that was a reader and wrote: never one again  */
@@ -36,6 +36,7 @@ struct qs_watch {
 	_Atomic uint64_t everything;    /* of the process, when a verification was arranged last  */
 	_Atomic uint32_t ran;           /* bits of uses since then, and OTHER                     */
 	_Atomic uint32_t verified;      /* the same, of the verification whose outcome is due     */
+	_Atomic uint32_t recent;        /* bits of uses since there was no room for one           */
 	_Atomic uint64_t use[USES_MAX]; /* names, 0 = free                                        */
 	_Atomic unsigned char streak[USES_MAX]; /* verifications in a row without a change        */
 	bool taken;                             /* under the lock                                 */
@@ -287,6 +288,31 @@ static void mark_gone(struct qs_watch *watch, uint64_t use)
 	atomic_store(&watch->gone, true);
 }
 
+/* Gives the place of a use to another. What runs meanwhile may count for the new one, once. False
+ * if another thread was there. */
+static bool replace(struct qs_watch *watch, int i, uint64_t use)
+{
+	uint64_t known = atomic_load(&watch->use[i]);
+	unsigned char streak = atomic_load(&watch->streak[i]);
+	if (streak == WRITER || !atomic_compare_exchange_strong(&watch->streak[i], &streak, 0))
+		return false;
+	atomic_fetch_and(&watch->verified, ~(1u << i));
+	return atomic_compare_exchange_strong(&watch->use[i], &known, use);
+}
+
+/* The place of one that did not run for long; -1 if all did, or are writers. A program's phases
+ * have kernels of their own, and kernels get words that are addresses by accident: torch.cat passes
+ * an array of which most is what the stack held before. */
+static int make_place(struct qs_watch *watch, uint64_t use)
+{
+	const uint32_t recent = atomic_load(&watch->recent);
+	for (int i = 0; i < USES_MAX; i++)
+		if (!(recent & 1u << i) && replace(watch, i, use))
+			return i;
+	atomic_store(&watch->recent, 0);
+	return -1;
+}
+
 /* Index of the use, taken if new; -1 if there is no room. */
 static int index_of(struct qs_watch *watch, uint64_t use)
 {
@@ -297,7 +323,7 @@ static int index_of(struct qs_watch *watch, uint64_t use)
 		if (known == use)
 			return i;
 	}
-	return -1;
+	return make_place(watch, use);
 }
 
 static bool is_reader(const struct qs_watch *watch, int i)
@@ -310,6 +336,8 @@ static bool note_use(struct qs_watch *watch, uint64_t use)
 {
 	int i = use ? index_of(watch, use) : -1;
 	bool reads = i >= 0 && is_reader(watch, i);
+	if (i >= 0 && !(atomic_load_explicit(&watch->recent, memory_order_relaxed) & 1u << i))
+		atomic_fetch_or(&watch->recent, 1u << i);
 	if (!reads)
 		suspect(watch, i < 0 ? OTHER : 1u << i);
 	else if (!(atomic_load_explicit(&watch->ran, memory_order_relaxed) & 1u << i))
@@ -458,6 +486,7 @@ static void start(struct qs_watch *watch, uintptr_t first, uintptr_t end, uintpt
 	atomic_store(&watch->gone, false);
 	atomic_store(&watch->ran, 0);
 	atomic_store(&watch->verified, 0);
+	atomic_store(&watch->recent, 0);
 	for (int i = 0; i < USES_MAX; i++) {
 		atomic_store(&watch->use[i], 0);
 		atomic_store(&watch->streak[i], 0);

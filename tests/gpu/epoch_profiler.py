@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from support import SKIPPED, need, skip
+from support import SKIPPED, bare_environment, need, skip
 
 WARM, MORE = 4, 5  # steps of the shorter run, and how many more the longer one has
 LINE = re.compile(r"submissions seen: (\d+) by the program, (\d+) inside cuBLAS, "
@@ -95,7 +95,7 @@ def child(program, steps):
 
 def run(program, steps):
     """What a child printed (output, errors), preloaded if it is to count; None if it skipped."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
+    environment = bare_environment()
     with tempfile.TemporaryDirectory() as folder:
         if steps:
             environment |= {"LD_PRELOAD": os.environ["QS_TEST_LIBRARY"], "QSHIM_LOG": "info",

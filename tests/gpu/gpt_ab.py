@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 
-from support import GEMM_EX, LT_MATMUL, ROOT, counters, need
+from support import GEMM_EX, LT_MATMUL, ROOT, bare_environment, counters, need
 
 LOSS, SHARE = 0.02, 0.95
 STEPS = os.environ.get("QS_TEST_STEPS", "300")
 
 
 def train(folder, library):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
+    environment = bare_environment()
     if library:
         environment |= {"LD_PRELOAD": library, "QSHIM_OUT": str(folder), "QSHIM_QUIET": "1"}
     report = folder / ("fp8.json" if library else "plain.json")

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from support import need, normal, skip
+from support import bare_environment, need, normal, skip
 
 
 def products(torch):
@@ -37,7 +37,7 @@ def child():
 
 
 def run(mode):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
+    environment = bare_environment()
     if mode:
         environment |= {"LD_PRELOAD": os.environ["QS_TEST_LIBRARY"], "QSHIM": mode}
     result = subprocess.run([sys.executable, __file__, "child"], env=environment, text=True,

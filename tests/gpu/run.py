@@ -36,6 +36,9 @@ PROGRAMS = {
     "off_identical": PARENT,
     "llama_reuse": PARENT,
     "decide_llama": PARENT,
+    "decide_outliers": PARENT,
+    "decide_file": PARENT,
+    "decide_roles": PARENT,
     "gpt_ab": PARENT,
 }
 

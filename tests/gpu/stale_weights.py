@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 
-from support import ROOT, counters, decisions, kept, need
+from support import ROOT, bare_environment, counters, decisions, kept, need
 
 WIDTH, OUT = 2048, 1024
 MOST = 200    # products of one weight after which it must be kept
@@ -577,7 +577,7 @@ def setting(action, level, tokens, names, library, folder):
     folder.mkdir()
     said = folder / "stderr"
     first = os.environ.get("QS_TEST_PRELOAD_FIRST", "")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
+    environment = bare_environment()
     environment |= {
         "LD_PRELOAD": f"{first} {os.environ['QS_TEST_LIBRARY']}".strip(),
         KERNELS: str(library or ""), MESSAGES: str(said), "QSHIM_OUT": str(folder),

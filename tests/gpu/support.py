@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import struct
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -16,10 +17,12 @@ SKIPPED = 77  # exit status, as automake has it
 
 # struct qs_counter of src/note/note.h, after a header of the same size
 SLOT = struct.Struct("<112s32s40s4BId4Q24x")
-# struct qs_counter_header up to the words about kept operands, and those: bytes now, and uses so far
-KEPT = struct.Struct("<120x4Q4Q")
+# struct qs_counter_header up to the words about kept operands, and those: bytes now, uses so far, and
+# those of them that checked the source
+KEPT = struct.Struct("<120x4Q4Q4Q")
 FORMS = ("fp8", "fp8 turned", "nf4", "fp8 tiles")
 NATIVE, BF16, FP8 = range(3)  # enum qs_action
+UNKNOWN, FWD, DGRAD, WGRAD = range(4)  # enum qs_role
 GEMM_EX, LT_MATMUL = 0, 4     # enum qs_entry
 
 
@@ -61,17 +64,26 @@ def counters(folder=None, pid=None):
             (key, rule, layer, action, reason, role, entry, used,
              flops, calls, replaced, written, late) = SLOT.unpack_from(data, offset)
             if used:
-                slots.append({"key": text(key), "rule": text(rule), "action": action,
-                              "reason": names[reason], "role": role, "entry": entry,
-                              "flops": flops, "calls": calls, "replaced": replaced,
-                              "bytes": written, "late": late})
+                slots.append({"key": text(key), "rule": text(rule), "layer": text(layer),
+                              "action": action, "reason": names[reason], "role": role,
+                              "entry": entry, "flops": flops, "calls": calls,
+                              "replaced": replaced, "bytes": written, "late": late})
     return slots
 
 
 def kept(folder=None, pid=None):
     """Form -> (bytes, uses) of the operands that stay quantised between calls: what they take on the
     device now, and how many products used one. Of one process, or of all in the folder."""
-    sums = dict.fromkeys(FORMS, (0, 0))
+    return {form: sums[:2] for form, sums in kept_words(folder, pid).items()}
+
+
+def checked(folder=None, pid=None):
+    """Form -> how many of those uses checked the whole source first."""
+    return {form: sums[2] for form, sums in kept_words(folder, pid).items()}
+
+
+def kept_words(folder, pid):
+    sums = dict.fromkeys(FORMS, (0, 0, 0))
     folder = pathlib.Path(folder or os.environ["QSHIM_OUT"])
     for file in sorted(folder.glob(f"counters.*.{pid or '*'}.bin")):
         with file.open("rb") as stream:
@@ -79,8 +91,8 @@ def kept(folder=None, pid=None):
         if len(header) < KEPT.size:  # being made
             continue
         words = KEPT.unpack(header)
-        for form, taken, uses in zip(FORMS, words[:4], words[4:]):
-            sums[form] = (sums[form][0] + taken, sums[form][1] + uses)
+        for form, *more in zip(FORMS, words[:4], words[4:8], words[8:]):
+            sums[form] = tuple(map(sum, zip(sums[form], more)))
     return sums
 
 
@@ -96,6 +108,53 @@ def decisions(folder=None):
     return [line for line in lines if line.get("t") == "decision"]
 
 
+def shape(key):
+    """(operations, m, n, k) of a key's text."""
+    found = re.match(r"(\S+) m=(\d+) n=(\d+) k=(\d+)", key)
+    return (found[1], *map(int, found.groups()[1:])) if found else None
+
+
+def tuned_rows(written):
+    """The rows of a tuned file's text, as dicts; raises ValueError where a reader would complain."""
+    rows = []
+    for number, line in enumerate(written.splitlines(), 1):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not line or line.startswith(";"):
+            continue
+        if line == "[product]":
+            rows.append({})
+        elif not equals or not rows or name in rows[-1] or "action" in rows[-1]:
+            raise ValueError(f"line {number} is no part of a row: {line!r}")
+        else:
+            rows[-1][name] = value
+    for row in rows:
+        if not {"key", "measured", "action"} <= row.keys():
+            raise ValueError(f"a row is torn: {row}")
+    return rows
+
+
+def library():
+    return os.environ.get("QS_TEST_LIBRARY", str(ROOT / "build" / "libqshim.so"))
+
+
+def bare_environment():
+    """This process's environment, without anything of qshim's."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("QSHIM", "LD_PRE"))}
+
+
+def preloaded(folder, **settings):
+    """An environment with the preload, recording in the folder; settings as QSHIM_... variables."""
+    return bare_environment() | {"LD_PRELOAD": library(), "QSHIM_OUT": str(folder),
+                                 "QSHIM_QUIET": "1", **settings}
+
+
+def report(command, env):
+    """Runs a program: what the last line it printed says in JSON, and what it said on stderr."""
+    result = subprocess.run(command, env=env, text=True, capture_output=True)
+    assert result.returncode == 0, f"exit status {result.returncode}: {result.stderr[-2000:]}"
+    return json.loads(result.stdout.splitlines()[-1]), result.stderr
+
+
 def served():
     """How many products of this process our engine has served so far."""
     return sum(slot["replaced"] for slot in counters(pid=os.getpid()))
@@ -107,6 +166,13 @@ def sqnr(result, exact):
     if not math.isfinite(noise):
         return -math.inf
     return 10 * math.log10(float((exact ** 2).sum()) / noise) if noise else math.inf
+
+
+def digest(tensor):
+    """A number that says whether two bf16 tensors have the same bits: any one change shows."""
+    import torch
+    bits = tensor.contiguous().view(torch.int16).flatten().long()
+    return int((bits * torch.arange(1, 2 * len(bits), 2, device=bits.device)).sum())
 
 
 def normal(*shape, seed=0):

@@ -28,8 +28,8 @@ static void all_right(const char *program, const char *mode)
 	              result.out);
 }
 
-static const char *const forms[] = {"name", "ask",    "unknown", "failed", "inside",
-                                    "late", "shared", "ended",   "reused", "forked"};
+static const char *const forms[] = {"name",   "ask",   "unknown", "failed", "inside", "late",
+                                    "shared", "ended", "reused",  "forked", "once"};
 #define FORMS (int)(sizeof forms / sizeof *forms)
 
 START_TEST(every_form_of_every_function_hits_what_it_writes)
@@ -64,9 +64,9 @@ START_TEST(a_launch_costs_little_while_a_thousand_ranges_are_watched)
 {
 	start("track_forms", "cost");
 	printf("launch of 16 arguments: %.1f ns, and where 1000 ranges are watched %.1f more, %.1f "
-	       "with four addresses among them, %.1f with one of them\n",
+	       "with four addresses among them, %.1f with one of them, %.1f with 16\n",
 	       figure("nothing watched "), figure("no address "), figure("four addresses near "),
-	       figure("one watched "));
+	       figure("one watched "), figure("all watched "));
 	if (*preload_first()) /* a sanitizer's cost is not ours */
 		return;
 	ck_assert_double_lt(figure("no address "), 500.0);

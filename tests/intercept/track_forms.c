@@ -17,9 +17,9 @@
 
 #include "intercept/submissions.h"
 #include "operand/track.h"
+#include "tests/intercept/recorder.h"
 #include "tests/intercept/track_open.h"
 
-typedef uintptr_t word;
 #define WORDS 14
 typedef int function(word, word, word, word, word, word, word, word, word, word, word, word, word,
                      word);
@@ -643,13 +643,38 @@ static void watch_many(void)
 		watch_in(P(2 * i), PAGE, P(2 * i));
 }
 
+/* Whether the stream is captured is asked of the driver once for a launch, if at all. */
+static int once(void)
+{
+	function *launch = (function *)find(driver(), "cuLaunchKernel");
+	__typeof__(recorder_last) *last = (__typeof__(last))find(driver(), "recorder_last");
+	uint64_t arguments[PAGES];
+	word params[PAGES];
+	const word a[WORDS] = {0x40, 1, 1, 1, 1, 1, 1, 0, 1, (word)params};
+	size_t wrong = 0;
+	set_parameters(PAGES);
+	for (int i = 0; i < PAGES; i++)
+		params[i] = (word)&arguments[i];
+	for (int hits = 0; hits <= PAGES; hits++) {
+		for (int i = 0; i < PAGES; i++)
+			arguments[i] = i < hits ? P(i) : 0;
+		const long calls = last()->calls;
+		call(launch, a);
+		wrong += last()->calls - calls != 1 + (hits > 0);
+		wrong += pages_in(QS_WATCH_SUSPECT) != (1u << hits) - 1;
+		restore();
+	}
+	return say("once", 2 * (PAGES + 1), wrong);
+}
+
 static int cost(void)
 {
 	function *launch = (function *)find(driver(), "cuLaunchKernel");
-	uint64_t far[PARAMETERS], near[PARAMETERS], hit[PARAMETERS];
+	uint64_t far[PARAMETERS], near[PARAMETERS], hit[PARAMETERS], all[PARAMETERS];
 	for (int i = 0; i < PARAMETERS; i++) {
 		far[i] = (uint64_t)i;
 		near[i] = hit[i] = i % 4 ? (uint64_t)i : P(2 * (61 * i % WATCHES) + 1);
+		all[i] = P(2 * (61 * i % WATCHES));
 	}
 	hit[1] = P(500);
 	set_parameters(PARAMETERS);
@@ -661,6 +686,7 @@ static int cost(void)
 	printf("no address %.1f\n", launch_cost(launch, far) - none);
 	printf("four addresses near %.1f\n", launch_cost(launch, near) - none);
 	printf("one watched %.1f\n", launch_cost(launch, hit) - none);
+	printf("all watched %.1f\n", launch_cost(launch, all) - none);
 	return 0;
 }
 
@@ -672,7 +698,7 @@ int main(int argc, char **argv)
 	} modes[] = {{"name", by_name},  {"ask", by_ask},    {"unknown", unknown},
 	             {"failed", failed}, {"inside", inside}, {"late", late},
 	             {"shared", shared}, {"ended", ended},   {"reused", reused},
-	             {"forked", forked}, {"cost", cost}};
+	             {"forked", forked}, {"once", once},     {"cost", cost}};
 	set_up();
 	fill_structs();
 	for (int i = 0; i < PAGES; i++)

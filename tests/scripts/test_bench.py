@@ -290,9 +290,9 @@ def preserved(**variables):
 
 def write_kept(folder, pid, bytes_of_nf4):
     """A counters file without slots, whose header has words about kept operands."""
-    words = [0, 0, bytes_of_nf4, 7, 1, 2, 3, 4]
+    words = [0, 0, bytes_of_nf4, 7, 1, 2, 3, 4, 0, 0, 2, 1]
     pathlib.Path(folder, f"counters.0.{pid}.bin").write_bytes(
-        bytes(120) + b"".join(word.to_bytes(8, "little") for word in words) + bytes(72))
+        bytes(120) + b"".join(word.to_bytes(8, "little") for word in words) + bytes(40))
 
 
 def gone_within(pid, seconds):
@@ -362,6 +362,8 @@ class Figures(unittest.TestCase):
                              {"fp8": (0, 1), "fp8 turned": (0, 2), "nf4": (35, 3),
                               "fp8 tiles": (7, 4)})
             self.assertEqual(bench_lib.support.kept(folder)["nf4"], (70, 6))
+            self.assertEqual(bench_lib.support.checked(folder),
+                             {"fp8": 0, "fp8 turned": 0, "nf4": 4, "fp8 tiles": 2})
 
     def test_no_weight_in_four_bits_stays_in_the_cache(self):
         for hidden in bench_nf4.HIDDEN:

@@ -44,16 +44,16 @@ START_TEST(kept_operands_have_a_line_for_each_form)
 	count("TN", 1, QS_ACTION_NF4, QS_REASON_RULE, 1, 1);
 	qs_counter_kept(2, 3 << 20);
 	qs_counter_kept(2, -(1 << 20));
-	qs_counter_kept_use(2);
+	qs_counter_kept_use(2, true);
 	qs_counter_kept(0, 1 << 20);
 	qs_counter_kept(0, -(1 << 20));
-	qs_counter_kept_use(0);
-	qs_counter_kept_use(0);
+	qs_counter_kept_use(0, false);
+	qs_counter_kept_use(0, false);
 	qs_note_summary();
 	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as nf4: 2.0 MiB of weights, used "
-	                                            "by 1 product\n"));
+	                                            "by 1 product, 1 of them after a check\n"));
 	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as fp8: 0.0 MiB of weights, used "
-	                                            "by 2 products\n"));
+	                                            "by 2 products, 0 of them after a check\n"));
 	ck_assert_ptr_null(strstr(stderr_text(), "fp8 tiles"));
 }
 END_TEST

@@ -335,7 +335,7 @@ START_TEST(a_change_by_another_leaves_readers_what_they_are)
 }
 END_TEST
 
-START_TEST(uses_without_a_name_and_too_many_uses_are_never_readers)
+START_TEST(uses_without_a_name_are_never_readers)
 {
 	struct qs_watch *w = watch(0x10000, 0x20000);
 	for (int i = 0; i < 2 * READER_AFTER; i++) {
@@ -343,13 +343,112 @@ START_TEST(uses_without_a_name_and_too_many_uses_are_never_readers)
 		ck_assert(was_hit(w));
 		qs_watch_readers(w, true);
 	}
-	for (uint64_t use = 1; use <= 16; use++)
+}
+END_TEST
+
+/* Names of uses that fill the table of a watch. */
+#define FIRST_OF_MANY 100u
+#define MANY          31u
+
+static void run_many(struct qs_watch *w)
+{
+	for (uint64_t use = FIRST_OF_MANY; use < FIRST_OF_MANY + MANY; use++)
 		ck_assert(round_of(w, USES(use), true));
-	for (int i = 0; i < 2 * READER_AFTER; i++)
-		ck_assert(round_of(w, USES(17), true));
-	for (int i = 1; i < READER_AFTER; i++)
-		ck_assert(round_of(w, USES(16), true));
-	ck_assert(!round_of(w, USES(16), true));
+}
+
+/* Those remembered are learnt all the same. */
+START_TEST(a_use_too_many_is_no_reader)
+{
+	struct qs_watch *w = watch(0x10000, 0x20000);
+	for (int i = 0; i < READER_AFTER; i++) {
+		run_many(w);
+		ck_assert(round_of(w, USES(READS), true));
+	}
+	for (int i = 0; i < 2; i++) {
+		for (uint64_t use = FIRST_OF_MANY; use < FIRST_OF_MANY + MANY; use++)
+			ck_assert(!round_of(w, USES(use), true));
+		ck_assert(round_of(w, USES(READS), true));
+	}
+}
+END_TEST
+
+START_TEST(as_many_uses_as_are_remembered_become_readers)
+{
+	struct qs_watch *w = watch(0x10000, 0x20000);
+	for (int i = 0; i < READER_AFTER; i++)
+		run_many(w);
+	for (uint64_t use = FIRST_OF_MANY; use < FIRST_OF_MANY + MANY; use++)
+		ck_assert(!round_of(w, USES(use), true));
+}
+END_TEST
+
+/* The first use that finds no room has the next one find some. */
+START_TEST(uses_that_run_no_more_make_room)
+{
+	struct qs_watch *w = watch(0x10000, 0x20000);
+	run_many(w);
+	for (int i = 0; i < 1 + READER_AFTER; i++)
+		ck_assert(round_of(w, USES(READS), true));
+	ck_assert(!round_of(w, USES(READS), true));
+}
+END_TEST
+
+/* The last of many gets it, in the second round. */
+START_TEST(a_use_in_the_place_of_a_reader_is_none)
+{
+	const uint64_t last = FIRST_OF_MANY + MANY - 1;
+	struct qs_watch *w = with_reader(READS);
+	run_many(w);
+	run_many(w);
+	for (int i = 0; i < READER_AFTER - 1; i++)
+		ck_assert(round_of(w, USES(last), true));
+	ck_assert(!round_of(w, USES(last), true));
+}
+END_TEST
+
+/* The outcome of a verification says nothing about a use that came after it. */
+START_TEST(a_use_in_the_place_of_another_starts_from_nothing)
+{
+	const uint64_t last = FIRST_OF_MANY + MANY - 1;
+	struct qs_watch *w = watch(0x10000, 0x20000);
+	run_many(w);
+	qs_track_argument(0x10000, READS);
+	ck_assert(was_hit(w));
+	qs_track_argument(0x10000, FIRST_OF_MANY);
+	ck_assert(was_hit(w)); /* its outcome is due */
+	for (uint64_t use = FIRST_OF_MANY + 1; use <= last; use++)
+		qs_track_argument(0x10000, use);
+	qs_track_argument(0x10000, OTHERS);
+	qs_track_argument(0x10000, READS); /* in the place of the first */
+	qs_watch_readers(w, true);
+	ck_assert(was_hit(w));
+	qs_watch_readers(w, true);
+	for (int i = 0; i < READER_AFTER - 1; i++)
+		ck_assert(round_of(w, USES(READS), true));
+	ck_assert(!round_of(w, USES(READS), true));
+}
+END_TEST
+
+START_TEST(a_reader_that_runs_stays_one)
+{
+	struct qs_watch *w = with_reader(READS);
+	for (uint64_t use = FIRST_OF_MANY; use < FIRST_OF_MANY + 4 * MANY; use++) {
+		ck_assert(!round_of(w, USES(READS), true));
+		ck_assert(round_of(w, USES(use), true));
+	}
+}
+END_TEST
+
+START_TEST(a_writer_is_remembered_for_good)
+{
+	struct qs_watch *w = with_reader(READS);
+	qs_track_argument(0x10000, READS);
+	ck_assert(!was_hit(w)); /* an audit */
+	qs_watch_readers(w, false);
+	for (int i = 0; i < 3; i++)
+		run_many(w);
+	for (int i = 0; i < 3 * READER_AFTER; i++)
+		ck_assert(round_of(w, USES(READS), true));
 }
 END_TEST
 
@@ -484,7 +583,14 @@ static void add_readers(TCase *tcase)
 	tcase_add_test(tcase, a_change_starts_the_count_again);
 	tcase_add_test(tcase, a_change_while_only_readers_ran_makes_them_writers_for_good);
 	tcase_add_test(tcase, a_change_by_another_leaves_readers_what_they_are);
-	tcase_add_test(tcase, uses_without_a_name_and_too_many_uses_are_never_readers);
+	tcase_add_test(tcase, uses_without_a_name_are_never_readers);
+	tcase_add_test(tcase, a_use_too_many_is_no_reader);
+	tcase_add_test(tcase, as_many_uses_as_are_remembered_become_readers);
+	tcase_add_test(tcase, uses_that_run_no_more_make_room);
+	tcase_add_test(tcase, a_use_in_the_place_of_a_reader_is_none);
+	tcase_add_test(tcase, a_use_in_the_place_of_another_starts_from_nothing);
+	tcase_add_test(tcase, a_reader_that_runs_stays_one);
+	tcase_add_test(tcase, a_writer_is_remembered_for_good);
 	tcase_add_test(tcase, a_reader_of_the_first_of_many_is_a_reader_of_all);
 	tcase_add_test(tcase, what_was_learnt_ends_with_the_watch);
 	tcase_add_test(tcase, kernels_of_ours_are_known_until_their_context_is_gone);
