@@ -25,7 +25,7 @@ static bool measure(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context
 		return false;
 	if (timing.rival[0] < 0)
 		return qs_failed(failure, QS_REASON_UNTUNED, "could not be measured");
-	qs_known_add(lt, &timing, row);
+	qs_known_add(lt, g, &timing, row);
 	return true;
 }
 

@@ -17,15 +17,13 @@
 static struct qs_tuned *file; /* NULL = not opened yet */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-/* NULL if measurements are not to be kept, or memory is out. */
+/* NULL if memory is out. */
 static struct qs_tuned *tuned_file(void)
 {
-	const struct qs_options *options = qs_process()->options;
-	if (!*options->tuned_file)
-		return NULL;
+	const char *name = qs_process()->options->tuned_file;
 	pthread_mutex_lock(&opening);
 	if (!file)
-		file = qs_tuned_open(options->tuned_file);
+		file = qs_tuned_open(*name ? name : NULL);
 	struct qs_tuned *opened = file;
 	pthread_mutex_unlock(&opening);
 	return opened;
@@ -57,7 +55,7 @@ static void describe_place(struct qs_validators *valid, const struct qs_gemm *g,
 static void ask(struct qs_tuned_row *row, const struct qs_gemm *g, const struct qs_context *context,
                 enum qs_action action, const struct qs_choice *choice)
 {
-	*row = (struct qs_tuned_row){.measured = action, .sqnr = -1};
+	*row = (struct qs_tuned_row){.measured = action, .tokens = -1, .sqnr = -1};
 	qs_key_text(&g->key, row->key, sizeof row->key);
 	if (action == QS_ACTION_FP8) {
 		row->scaling = choice->scaling;
@@ -86,20 +84,52 @@ static bool use_algorithm(struct qs_lt *lt, const struct qs_tuned_row *row)
 	return false;
 }
 
+/* Finds the answer to a question. Without one, the question becomes that of the bucket. */
+static bool answered(struct qs_tuned *tuned, const struct qs_gemm *g, struct qs_tuned_row *row)
+{
+	struct qs_tuned_row shared = *row;
+	qs_bucket_text(&g->key, shared.key, sizeof shared.key);
+	const bool own = tuned && qs_tuned_find(tuned, row);
+	if (!tuned || !strcmp(shared.key, row->key))
+		return own;
+	const bool found = qs_tuned_find(tuned, &shared);
+	if (!own || (found && shared.pinned && !row->pinned))
+		*row = shared;
+	return own || found;
+}
+
+/* Negative = unknown. */
+static double tokens_of(const struct qs_gemm *g)
+{
+	const int64_t tokens = qs_linear_of(&g->key).tokens;
+	return tokens ? (double)tokens : -1;
+}
+
+static bool is_timed(const struct qs_tuned_row *row)
+{
+	return row->ours_us > 0 && row->native_us > 0;
+}
+
 bool qs_known_find(struct qs_lt *lt, const struct qs_gemm *g, const struct qs_context *context,
                    enum qs_action action, const struct qs_choice *choice, struct qs_tuned_row *row)
 {
-	struct qs_tuned *tuned = tuned_file();
 	ask(row, g, context, action, choice);
 	struct qs_tuned_row found = *row;
-	if (!tuned || !qs_tuned_find(tuned, &found))
+	if (!answered(tuned_file(), g, &found)) {
+		*row = found;
 		return false;
+	}
+	const bool own = found.tokens == tokens_of(g) || !strcmp(found.key, row->key);
 	/* A pin may be all that its row says. */
-	const bool whole = found.ours_us > 0 && found.native_us > 0;
-	const bool usable = (whole || found.pinned) && use_algorithm(lt, &found);
-	if (!usable && !found.pinned)
+	const bool known = found.pinned || is_timed(&found);
+	const bool usable = known && (use_algorithm(lt, &found) || !own);
+	if (!usable && !found.pinned) {
+		snprintf(row->key, sizeof row->key, "%s", found.key);
 		return false;
+	}
 	*row = found;
+	if (row->tokens == tokens_of(g))
+		row->tokens = -1;
 	return true;
 }
 
@@ -112,11 +142,11 @@ static double rounded_us(float ms)
 static bool is_fast(const struct qs_tuned_row *row)
 {
 	const double min_gain = qs_process()->options->min_gain;
-	return row->ours_us > 0 && row->native_us > 0 &&
-	       row->native_us >= row->ours_us * (1 + min_gain);
+	return is_timed(row) && row->native_us >= row->ours_us * (1 + min_gain);
 }
 
-void qs_known_add(const struct qs_lt *lt, const struct qs_timing *timing, struct qs_tuned_row *row)
+void qs_known_add(const struct qs_lt *lt, const struct qs_gemm *g, const struct qs_timing *timing,
+                  struct qs_tuned_row *row)
 {
 	struct qs_tuned *tuned = tuned_file();
 	const float preparation = timing->rival[1];
@@ -125,27 +155,18 @@ void qs_known_add(const struct qs_lt *lt, const struct qs_timing *timing, struct
 	row->convert_us = preparation < 0 ? -1 : rounded_us(preparation);
 	row->native_us = rounded_us(timing->rival[0]);
 	row->action = is_fast(row) ? row->measured : QS_ACTION_NATIVE;
+	row->tokens = tokens_of(g);
 	if (tuned)
 		qs_tuned_add(tuned, row);
-}
-
-/* Finds the answer to a question; see ask(). */
-static bool answered(struct qs_tuned *tuned, struct qs_tuned_row *row, const struct qs_gemm *g,
-                     const struct qs_context *context, enum qs_action action,
-                     const struct qs_choice *choice)
-{
-	if (!tuned)
-		return false;
-	ask(row, g, context, action, choice);
-	return qs_tuned_find(tuned, row);
+	row->tokens = -1;
 }
 
 bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice, double *sqnr)
 {
 	struct qs_tuned_row row;
-	if (!answered(tuned_file(), &row, g, context, action, choice) ||
-	    (!row.pinned && row.sqnr < 0))
+	ask(&row, g, context, action, choice);
+	if (!answered(tuned_file(), g, &row) || (!row.pinned && row.sqnr < 0))
 		return false;
 	*sqnr = row.pinned ? QS_SQNR_MAX : row.sqnr;
 	return true;
@@ -156,7 +177,8 @@ void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *contex
 {
 	struct qs_tuned *tuned = tuned_file();
 	struct qs_tuned_row row;
-	if (!answered(tuned, &row, g, context, action, choice) || row.pinned)
+	ask(&row, g, context, action, choice);
+	if (!answered(tuned, g, &row) || row.pinned)
 		return;
 	row.sqnr = sqnr > 0 ? sqnr : 0;
 	if (row.sqnr < choice->min_sqnr)
@@ -164,18 +186,31 @@ void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *contex
 	qs_tuned_add(tuned, &row);
 }
 
+bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
+                    enum qs_action action, const struct qs_choice *choice, bool gated)
+{
+	struct qs_tuned_row row;
+	ask(&row, g, context, action, choice);
+	if (!answered(tuned_file(), g, &row))
+		return false;
+	return row.pinned || (is_timed(&row) && (!gated || row.sqnr >= 0 || !is_fast(&row)));
+}
+
 static void tell(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)
 {
 	const char *name = qs_action_name(row->measured);
 	const double convert_us = row->convert_us;
+	char elsewhere[40] = "";
+	if (row->tokens > 0)
+		snprintf(elsewhere, sizeof elsewhere, ", at %.0f tokens", row->tokens);
 	if (row->pinned && must_win)
 		qs_failed(failure, QS_REASON_TUNED, "pinned in the tuned file");
 	else if (row->ours_us > 0 && convert_us < 0)
-		qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f us, native %.1f us", name,
-		          row->ours_us, row->native_us);
+		qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f us, native %.1f us%s", name,
+		          row->ours_us, row->native_us, elsewhere);
 	else if (row->ours_us > 0)
-		qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f + %.1f us, native %.1f us", name,
-		          row->ours_us - convert_us, convert_us, row->native_us);
+		qs_failed(failure, QS_REASON_NOT_FASTER, "%s %.1f + %.1f us, native %.1f us%s",
+		          name, row->ours_us - convert_us, convert_us, row->native_us, elsewhere);
 }
 
 bool qs_known_wins(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)

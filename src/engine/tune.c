@@ -113,6 +113,6 @@ bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_conte
 	}
 	if (timing.rival[0] < 0 || timing.rival[1] < 0)
 		return true;
-	qs_known_add(lt, &timing, row);
+	qs_known_add(lt, g, &timing, row);
 	return qs_known_wins(row, must_win, failure);
 }

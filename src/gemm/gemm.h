@@ -5,7 +5,8 @@
  * becomes a struct qs_gemm; nothing below intercept/ knows which one it was except to log it.
  *
  * gemm.c    qs_gemm_key qs_key_hash qs_gemm_flops
- * text.c    qs_key_text qs_action_name qs_role_name qs_entry_name
+ * text.c    qs_key_text qs_bucket_text qs_action_name qs_role_name qs_entry_name
+ * bucket.c  qs_bucket_of qs_bucket_key
  * reason.c  qs_reason_code qs_reason_text qs_reason_cure
  * role.c    qs_role_of qs_role_is_open qs_thread_is_autograd qs_linear_of
  * evidence.c qs_role_by_evidence qs_weight_identity qs_roles_forked
@@ -138,6 +139,9 @@ uint64_t qs_key_hash(const struct qs_key *key);
  * length written. Keys with the same text differ in context, library, layer or weight at most: a
  * text that does not fit ends in "~" and a hash. */
 size_t qs_key_text(const struct qs_key *key, char *text, size_t size);
+/* The same of all keys that are decided by one measurement: the tokens of their bucket, where there
+ * are several, are written as a range, "n=1617..2020". */
+size_t qs_bucket_text(const struct qs_key *key, char *text, size_t size);
 /* 2 m n k times the number of products. */
 double qs_gemm_flops(const struct qs_key *key);
 
@@ -182,5 +186,14 @@ struct qs_linear {
 };
 /* By key->role; all 0 if that is unknown. */
 struct qs_linear qs_linear_of(const struct qs_key *key);
+
+/* Numbers of tokens that are decided together: each of up to 16, then steps of a quarter. */
+struct qs_bucket {
+	int64_t first, last;
+};
+struct qs_bucket qs_bucket_of(int64_t tokens);
+/* The key that stands for all keys of a bucket: with its last number of tokens, of no layer and no
+ * weight. A key of unknown role has no tokens to differ in. */
+struct qs_key qs_bucket_key(const struct qs_key *key);
 
 #endif

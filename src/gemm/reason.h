@@ -51,7 +51,8 @@
 	X(SMALL, "small", "the product is too small for the conversion to pay",                    \
 	  "nothing, or force it with a rule")                                                      \
 	X(NOT_FASTER, "not-faster", "measured not to be faster", "nothing to do")                  \
-	X(UNTUNED, "untuned", "could not be measured", "run it outside graph capture")             \
+	X(UNTUNED, "untuned", "not measured: used fewer than three times, or it failed",           \
+	  "use it three times outside graph capture, or keep the tuned file of a run that did")    \
 	X(BUDGET, "budget", "the tuning budget is used up", "raise [tune] budget_ms")              \
 	X(SQNR, "sqnr", "measured error above the limit", "use scale = row, or lower min_sqnr")    \
 	X(NONFINITE, "nonfinite", "the operand holds NaN or Inf", "nothing to do")                 \
@@ -60,7 +61,7 @@
 	X(UNAVAILABLE, "unavailable", "nothing of this build serves this kind of call",            \
 	  "nothing: it passes")                                                                    \
 	X(CAPTURE_COLD, "capture-cold", "first seen during graph capture",                         \
-	  "run the product once before capturing")                                                 \
+	  "run the product before capturing, under auto three times")                              \
 	X(CACHE_FULL, "cache-full", "more products or kept weights than there is room for",        \
 	  "raise [cache] max_keys or max_mib")                                                     \
 	X(MEMORY, "memory", "no device memory for scratch, measurements or kept weights",          \

@@ -236,14 +236,25 @@ static size_t fit(const struct text *text, const struct qs_key *key, char *out, 
 	return size - 1;
 }
 
-size_t qs_key_text(const struct qs_key *key, char *out, size_t size)
+/* A number, or the range that ends with it. */
+static void put_size(struct text *text, char name, int64_t first, int64_t last)
+{
+	if (first < last)
+		put(text, " %c=%lld..%lld", name, (long long)first, (long long)last);
+	else
+		put(text, " %c=%lld", name, (long long)last);
+}
+
+/* n and k begin with these. */
+static size_t write(const struct qs_key *key, int64_t n, int64_t k, char *out, size_t size)
 {
 	struct text text = {.used = 0};
 	if (!size)
 		return 0;
 	put_operations(&text, key);
-	put(&text, " m=%lld n=%lld k=%lld", (long long)key->m, (long long)key->n,
-	    (long long)key->k);
+	put_size(&text, 'm', key->m, key->m);
+	put_size(&text, 'n', n, key->n);
+	put_size(&text, 'k', k, key->k);
 	put_types(&text, key);
 	put_epilogue(&text, key);
 	put_scalars(&text, key);
@@ -253,6 +264,23 @@ size_t qs_key_text(const struct qs_key *key, char *out, size_t size)
 	put_odd(&text, key->odd);
 	put_entry(&text, key);
 	return fit(&text, key, out, size);
+}
+
+size_t qs_key_text(const struct qs_key *key, char *out, size_t size)
+{
+	return write(key, key->n, key->k, out, size);
+}
+
+size_t qs_bucket_text(const struct qs_key *key, char *out, size_t size)
+{
+	const struct qs_key bucket = qs_bucket_key(key);
+	const int64_t tokens = qs_linear_of(key).tokens;
+	const int64_t first = qs_bucket_of(tokens).first;
+	if (!tokens)
+		return qs_key_text(key, out, size);
+	if (key->role == QS_ROLE_WGRAD)
+		return write(&bucket, key->n, first, out, size);
+	return write(&bucket, first, key->k, out, size);
 }
 
 const char *qs_action_name(enum qs_action action)

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "engine/known.h"
+#include "engine/tune.h"
 #include "intercept/intercept.h"
 #include "operand/track.h"
 #include "plan/label.h"
@@ -283,6 +284,25 @@ static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, 
 	return pass_late(plan, g, lost ? QS_REASON_FORK : why, NULL);
 }
 
+/* True if nothing is left to be measured of what the policy wants. */
+static bool is_known(const struct qs_plan *plan, const struct qs_gemm *g,
+                     const struct qs_context *context)
+{
+	return qs_known_whole(g, context, plan->action, &plan->choice, is_gated(plan));
+}
+
+/* Where the policy leaves the choice to us, and measuring is what makes it, a product passes until
+ * it, or another of its bucket, was used often enough to be worth it. */
+static bool waits(struct qs_plan *plan, const struct qs_gemm *g, const struct qs_context *context)
+{
+	if (plan->shadow || plan->choice.action != QS_ACTION_AUTO ||
+	    context->reason != QS_REASON_AUTO || check_library(g->library) != QS_REASON_AUTO ||
+	    !qs_may_tune(g) || is_known(plan, g, context))
+		return false;
+	qs_plan_waits(plan); /* before the use counts, so that no decision is overwritten */
+	return qs_uses_add(&plan->key) < QS_USES_TO_MEASURE;
+}
+
 /* The product has an engine. A key that is known to pass in this context passes before anything
  * else is asked of the driver. */
 static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
@@ -310,6 +330,8 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);
 	if (!instance && (why = check_pointers(g, context)) != QS_REASON_AUTO)
 		return pass_late(plan, g, why, NULL); /* what is measured may write D */
+	if (!instance && waits(plan, g, context))
+		return false;
 	if (!instance)
 		instance = make_instance(plan, g, context, &stream);
 	if (!instance)

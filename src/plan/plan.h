@@ -1,9 +1,10 @@
 /* plan/: from a product to what is done with it.
  *
  * dispatch.c  qs_dispatch qs_dispatch_forked
+ * uses.c      qs_uses_add qs_uses_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
- * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_demoted
- *             qs_plans_decide_again qs_plans_each qs_plan_table_forked
+ * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_waits qs_plan_demoted
+ *             qs_plans_decide_again qs_plans_each qs_plans_report qs_plan_table_forked
  * live.c      qs_live_start qs_live_call qs_live_step qs_live_weights qs_live_report
  *             qs_live_forked
  * weight.c    qs_weights_follow qs_weights_asked qs_weight_of_key qs_weights_met
@@ -55,6 +56,7 @@ struct qs_plan {
 	struct qs_accuracy *accuracy;      /* of the key, never NULL                             */
 	struct qs_instance *_Atomic first; /* contexts met so far                                */
 	_Atomic uint64_t told;             /* bit per reason already logged for late passes      */
+	_Atomic bool waits;                /* it has passed until its bucket has had enough uses */
 	const char *library;               /* path of the copy of cuBLAS, for the log            */
 	struct qs_plan *other;             /* next plan of the key, under the table's lock       */
 	struct qs_share share;             /* time that its calls take                           */
@@ -89,6 +91,8 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library);
 bool qs_plan_table_init(int64_t keys);
 /* What came of a plan in a context, for its counter, unless another plan has taken its place. */
 void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason);
+/* For the counter and at exit: the plan's key is native as long as it has no instance. */
+void qs_plan_waits(struct qs_plan *plan);
 /* True if the accuracy of the key's products forbids what the plan is to do. */
 bool qs_plan_demoted(const struct qs_plan *plan);
 /* Puts a policy into effect, or NULL = the same policy at another step, and decides all keys anew.
@@ -97,8 +101,19 @@ int qs_plans_decide_again(struct qs_policy *policy);
 /* Shows every plan, one after the other, with the table locked; `in_use`: it is its key's plan now.
  */
 void qs_plans_each(void (*see)(struct qs_plan *plan, bool in_use));
+/* At exit: logs the keys in use that were not decided for want of uses. */
+void qs_plans_report(void);
 /* In a forked child: forget everything. */
 void qs_plan_table_forked(void);
+
+#define QS_USES_TO_MEASURE 3 /* what a program does once or twice is not worth the time */
+
+/* Counts a use of a key's bucket (qs_bucket_key) and returns how many there were, this one
+ * included; QS_USES_TO_MEASURE stands for all above, and for a bucket there is no room to count. No
+ * lock. */
+int qs_uses_add(const struct qs_key *key);
+/* In a forked child: forget the parent's. */
+void qs_uses_forked(void);
 
 /* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the
  * step. `again`: the policy was asked for this key before. */

@@ -38,6 +38,7 @@ static void at_exit(void)
 	qs_message(QS_LOG_INFO, "operands: %" PRIu64 " quantised, %" PRIu64 " used again",
 	           qs_operands_made(), qs_operands_reused());
 	qs_epoch_report();
+	qs_plans_report();
 	qs_live_report();
 	qs_accuracy_report();
 	qs_note_shadow_report();
@@ -52,6 +53,7 @@ static void in_child(void)
 	qs_loader_forked();
 	qs_driver_forked();
 	qs_dispatch_forked();
+	qs_uses_forked();
 	qs_plan_table_forked();
 	qs_label_forked();
 	qs_layer_forked();

@@ -40,7 +40,8 @@ static struct qs_plan *_Atomic *find(const struct qs_key *key, uint64_t hash)
 }
 
 /* Logged here unless an engine is to be prepared: then the outcome is logged (dispatch.c). */
-static void announce(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason)
+static void announce(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason,
+                     const char *detail)
 {
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
@@ -49,6 +50,7 @@ static void announce(const struct qs_plan *plan, enum qs_action action, enum qs_
 	        .rule = plan->rule,
 	        .action = action,
 	        .reason = reason,
+	        .detail = detail,
 	        .library = plan->library,
 	});
 }
@@ -82,7 +84,7 @@ static struct qs_plan *make_first(const struct qs_key *key, uint64_t hash, const
 	plan->accuracy->layer = plan->counter->layer;
 	qs_share_enter(plan);
 	if (!plan->engine)
-		announce(plan, plan->action, plan->reason);
+		announce(plan, plan->action, plan->reason, NULL);
 	return plan;
 }
 
@@ -123,6 +125,15 @@ void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_
 	pthread_mutex_unlock(&lock);
 }
 
+void qs_plan_waits(struct qs_plan *plan)
+{
+	pthread_mutex_lock(&lock);
+	if (!atomic_exchange(&plan->waits, true) &&
+	    atomic_load(find(&plan->key, plan->hash)) == plan)
+		qs_counter_decide(plan->counter, QS_ACTION_NATIVE, QS_REASON_UNTUNED, plan->rule);
+	pthread_mutex_unlock(&lock);
+}
+
 static bool is_same_text(const char *a, const char *b)
 {
 	return a == b || (a && b && !strcmp(a, b));
@@ -149,6 +160,11 @@ static struct qs_plan *take_other(struct qs_plan *plan, const struct qs_plan *wa
 	return found;
 }
 
+static bool is_waiting(const struct qs_plan *plan)
+{
+	return atomic_load(&plan->waits) && !atomic_load(&plan->first);
+}
+
 /* A plan that was in use before has an outcome already. It is logged where the policy was changed,
  * but not where its rules go back and forth by themselves. */
 static void tell(const struct qs_plan *plan, bool log)
@@ -160,13 +176,17 @@ static void tell(const struct qs_plan *plan, bool log)
 		action = QS_ACTION_NATIVE;
 		reason = instance->reason;
 	}
+	if (is_waiting(plan)) {
+		action = QS_ACTION_NATIVE;
+		reason = QS_REASON_UNTUNED;
+	}
 	if (qs_plan_demoted(plan)) {
 		action = QS_ACTION_NATIVE;
 		reason = QS_REASON_SQNR;
 	}
 	qs_counter_decide(plan->counter, action, reason, plan->rule);
 	if (log && (!plan->engine || instance))
-		announce(plan, action, reason);
+		announce(plan, action, reason, NULL);
 }
 
 /* True if the key of the slot has got another plan. Without memory it keeps the one it has. */
@@ -213,6 +233,20 @@ void qs_plans_each(void (*see)(struct qs_plan *plan, bool in_use))
 		struct qs_plan *used = atomic_load(&table[i]);
 		for (struct qs_plan *plan = used; plan; plan = plan->other)
 			see(plan, plan == used);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* Not if a thread that exit() does not wait for has the table. */
+void qs_plans_report(void)
+{
+	if (pthread_mutex_trylock(&lock))
+		return;
+	for (size_t i = 0; i < size; i++) {
+		const struct qs_plan *plan = atomic_load(&table[i]);
+		if (plan && is_waiting(plan))
+			announce(plan, QS_ACTION_NATIVE, QS_REASON_UNTUNED,
+			         "fewer than three uses");
 	}
 	pthread_mutex_unlock(&lock);
 }

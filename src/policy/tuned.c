@@ -34,7 +34,9 @@
 #define ABOUT                                                                                      \
 	"; What qshim measured. A row holds where gpu, driver, cublaslt, qshim and\n"              \
 	"; numerics are the same. With the line 'pinned = yes' it holds everywhere, and\n"         \
-	"; its action is obeyed: 'action = native' leaves the product to the program.\n"
+	"; its action is obeyed: 'action = native' leaves the product to the program.\n"           \
+	"; A key with a range, n=1617..2020, is that of all products with n in it; a row\n"        \
+	"; with one number goes before it, unless only that of the range is pinned.\n"
 
 struct qs_tuned {
 	char path[QS_PATH_MAX];
@@ -43,6 +45,7 @@ struct qs_tuned {
 	uint64_t *hash;            /* of their keys                          */
 	size_t count, room;        /* rows                                   */
 	const char *nameless;      /* why there is no such file, NULL = there may be */
+	bool no_file;              /* nobody wants one                       */
 	bool at_home;              /* the name was given as one of the home  */
 	bool sealed;               /* the file is not to be written          */
 	bool told_stale, told_failed;
@@ -78,6 +81,7 @@ static const struct field {
         {"scale", WORD, FIELD(scaling), scaling_words},
         {"format", WORD, FIELD(format), format_words},
         {"algorithm", TEXT, FIELD(algorithm), NULL},
+        {"tokens", REAL, FIELD(tokens), NULL},
         {"ours_us", REAL, FIELD(ours_us), NULL},
         {"convert_us", REAL, FIELD(convert_us), NULL},
         {"native_us", REAL, FIELD(native_us), NULL},
@@ -235,8 +239,8 @@ static void report(const struct reader *reader)
 
 static void row_begin(struct reader *reader)
 {
-	reader->row =
-	        (struct qs_tuned_row){.ours_us = -1, .convert_us = -1, .native_us = -1, .sqnr = -1};
+	reader->row = (struct qs_tuned_row){
+	        .tokens = -1, .ours_us = -1, .convert_us = -1, .native_us = -1, .sqnr = -1};
 	reader->head = reader->line;
 	reader->given = 0;
 	reader->bad = false;
@@ -415,6 +419,9 @@ struct qs_tuned *qs_tuned_open(const char *pattern)
 	if (!tuned)
 		return NULL;
 	pthread_mutex_init(&tuned->lock, NULL);
+	tuned->no_file = !pattern;
+	if (!pattern)
+		return tuned;
 	set_path(tuned, pattern);
 	int fd = tuned->nameless ? -ENOENT : qs_open_file(tuned->path, O_RDONLY);
 	if (fd >= 0) {
@@ -549,6 +556,8 @@ static int open_locked(const struct qs_tuned *tuned)
  * was forked meanwhile has the descriptor too. */
 static bool append(struct qs_tuned *tuned, const struct qs_tuned_row *row)
 {
+	if (tuned->no_file)
+		return true;
 	if (tuned->nameless)
 		return fail(tuned, tuned->nameless);
 	if (tuned->sealed)

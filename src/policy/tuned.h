@@ -25,11 +25,12 @@ struct qs_validators {
 
 /* One measurement: of a candidate against the program's own call. */
 struct qs_tuned_row {
-	char key[QS_TUNED_KEY];    /* qs_key_text()                                      */
+	char key[QS_TUNED_KEY];    /* qs_key_text() or qs_bucket_text()                  */
 	enum qs_action measured;   /* the candidate                                      */
 	enum qs_scaling scaling;   /* that the policy asked for                          */
 	enum qs_format format;     /* that the policy asked for                          */
 	char algorithm[17];        /* of the candidate's fastest product, "" = unknown   */
+	double tokens;             /* that it was measured with; negative = unknown      */
 	double ours_us, native_us; /* with all it takes; negative = unknown              */
 	double convert_us;         /* of ours_us, for the operands; negative = nothing   */
 	double sqnr;               /* dB, negative = unknown                             */
@@ -40,7 +41,8 @@ struct qs_tuned_row {
 
 struct qs_tuned; /* the rows of a file, and its name */
 
-/* Reads a file, which need not exist; `pattern` is its name, with placeholders. A broken row is
+/* Reads a file, which need not exist; `pattern` is its name, with placeholders, or NULL: rows are
+ * kept for this process only. A broken row is
  * left out, with a message that names file and line; so is a file that others may write to. NULL if
  * memory is out. */
 struct qs_tuned *qs_tuned_open(const char *pattern);

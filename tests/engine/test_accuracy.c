@@ -321,7 +321,8 @@ START_TEST(fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate)
 {
 	char policy[256];
 	snprintf(policy, sizeof policy, MEASURED "%sdefault.action=auto", measured[_i].policy);
-	run_scene(&outcome, SHIMMED, with(policy, fast, measured[_i].error), "large", "1", NULL);
+	run_scene(&outcome, SHIMMED, with(policy, fast, measured[_i].error), "large", "1", "3",
+	          NULL);
 	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
 	ck_decision(measured[_i].action, measured[_i].reason);
 	ck_assert_msg(strstr(only_decision(&outcome)->detail, measured[_i].detail) != NULL, "%s",

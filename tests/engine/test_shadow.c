@@ -348,7 +348,7 @@ END_TEST
 START_TEST(auto_is_measured_in_both_scalings)
 {
 	run_scene(&outcome, SHIMMED, with(SHADOW "default.action=auto", fast, COARSE), "large", "1",
-	          NULL);
+	          "1", NULL);
 	ck_assert_msg(outcome.exit == 0, "%.2000s", outcome.err);
 	ck_detail("fp8 tensor, fp8 row");
 	const struct shadow *tensor = need("fp8 tensor"), *row = need("fp8 row");
@@ -362,7 +362,7 @@ START_TEST(a_candidate_that_the_device_has_not_is_told)
 {
 	const char *env[] = {"QSHIM_SET=" SHADOW "default.action=auto", COARSE,
 	                     "SOFTCUDA_CAPABILITY=89", NULL};
-	run_scene(&outcome, SHIMMED, env, "large", "1", NULL);
+	run_scene(&outcome, SHIMMED, env, "large", "1", "1", NULL);
 	ck_assert_msg(outcome.exit == 0, "%.2000s", outcome.err);
 	ck_detail("fp8 tensor, no fp8 row (arch)");
 	ck_assert_int_eq(outcome.shadows, 1);
@@ -379,7 +379,7 @@ START_TEST(a_demanded_scaling_is_measured_alone)
 	ck_assert_int_eq(of("fp8", 0), 1);
 	run_scene(&outcome, SHIMMED,
 	          with(SHADOW "default.scale=tensor;default.action=auto", fast, COARSE), "large",
-	          "1", NULL);
+	          "1", "1", NULL);
 	ck_detail("fp8 tensor");
 }
 END_TEST

@@ -170,13 +170,13 @@ static const struct {
 
 #define WINS ((int)(sizeof wins / sizeof *wins))
 
-static void run_large(const char *policy, int row)
+static void run_large(const char *policy, int row, const char *uses)
 {
 	char with_gain[128];
 	const struct times times = {
 	        .product = wins[row].native, .fp8 = 500, .second = 500, .kernel = wins[row].kernel};
 	snprintf(with_gain, sizeof with_gain, "%s;tune.min_gain=%s", policy, wins[row].gain);
-	run_scene(&outcome, SHIMMED, with(with_gain, times, IDLE), "large", "1", NULL);
+	run_scene(&outcome, SHIMMED, with(with_gain, times, IDLE), "large", "1", uses, NULL);
 	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
 	ck_assert(printed(&outcome, "failed") == 0);
 	ck_assert_str_eq(only_decision(&outcome)->detail, wins[row].detail);
@@ -185,7 +185,7 @@ static void run_large(const char *policy, int row)
 
 START_TEST(auto_takes_fp8_where_it_wins_with_the_conversion)
 {
-	run_large(AUTO, _i);
+	run_large(AUTO, _i, "3");
 	ck_decision(wins[_i].taken ? "fp8" : "native", wins[_i].taken ? "auto" : "not-faster");
 	ck_assert_uint_eq(total_replaced(&outcome), wins[_i].taken);
 }
@@ -193,7 +193,7 @@ END_TEST
 
 START_TEST(performant_rule_yields_to_the_measurement)
 {
-	run_large(FP8 ";default.strategy=performant", _i);
+	run_large(FP8 ";default.strategy=performant", _i, "1");
 	ck_decision(wins[_i].taken ? "fp8" : "native", wins[_i].taken ? "rule" : "not-faster");
 	ck_assert_uint_eq(total_replaced(&outcome), wins[_i].taken);
 }
@@ -202,7 +202,7 @@ END_TEST
 START_TEST(eager_rule_takes_fp8_anyway)
 {
 	ck_assert(!wins[0].taken);
-	run_large(FP8, 0);
+	run_large(FP8, 0, "1");
 	ck_decision("fp8", "rule");
 	ck_assert_uint_eq(total_replaced(&outcome), 1);
 }
