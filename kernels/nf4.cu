@@ -140,12 +140,13 @@ static __device__ __forceinline__ bool rows_aligned(uint64_t pointer, int64_t ld
 	return pointer % (2 * elements) == 0 && ld % elements == 0;
 }
 
-/* Two neighbouring elements, the first in the low half. */
+/* Two neighbouring elements, the first in the low half. Like all loads of what the work ahead may
+ * write, not one for data that nobody writes while the kernel runs: a product may have begun. */
 static __device__ __forceinline__ uint32_t load_pair(const uint16_t *source, bool aligned)
 {
 	if (aligned)
-		return __ldg((const uint32_t *)source);
-	return __ldg(source) | (uint32_t)__ldg(source + 1) << 16;
+		return *(const uint32_t *)source;
+	return source[0] | (uint32_t)source[1] << 16;
 }
 
 /* A function of its own so that eight loads here cost the common path no registers. */
@@ -837,6 +838,7 @@ struct control {
 	uint32_t valid;   /* the descriptor says that they are W's                           */
 	uint32_t turn;    /* of the descriptor                                               */
 	uint32_t changed; /* the source was seen to differ from them                         */
+	uint64_t landed;  /* mbarrier: the sums from all blocks of the cluster have come     */
 };
 
 /* Shared memory of a block. Partial sums take the place of all but `control` in the end. */
@@ -895,25 +897,31 @@ static __device__ __forceinline__ const uint8_t *parts_of(const struct job &job,
 	       (quarter * WARP + lane) * 16;
 }
 
-/* Nobody needs them again. */
-static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
+/* Nobody needs them again. Before the work ahead has ended, EARLY, nothing has been done yet for
+ * what other multiprocessors wrote to be seen through the L1 cache. */
+template <bool EARLY> static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
 {
 	uint4 value;
-	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-	             : "l"(from));
+	if (EARLY)
+		asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+		             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+		             : "l"(from));
+	else
+		asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+		             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+		             : "l"(from));
 	return value;
 }
 
-template <bool NF4>
+template <bool NF4, bool EARLY>
 static __device__ __forceinline__ void load_part(const uint8_t *from, struct part<NF4> *part)
 {
 #pragma unroll
 	for (int q = 0; q < QUARTERS; q++) {
-		part->codes[q] = load_codes(from + q * WARP * 16);
+		part->codes[q] = load_codes<EARLY>(from + q * WARP * 16);
 		if constexpr (!NF4)
 			part->codes[QUARTERS + q] =
-			        load_codes(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
+			        load_codes<EARLY>(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
 	}
 }
 
@@ -1081,10 +1089,24 @@ static __device__ __forceinline__ uint32_t x_lane(void)
 	return lane / 16 * 1024 + lane % 8 * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
 
-/* The warps of a turn are here. */
-static __device__ __forceinline__ void meet_turn(const struct job &job, uint32_t strips)
+/* All of `threads` threads that name barrier ID are here. */
+template <uint32_t ID> static __device__ __forceinline__ void meet(uint32_t threads)
 {
-	asm volatile("bar.sync %0, %1;" ::"r"(1 + job.turn), "r"(strips * 2 * WARP) : "memory");
+	static_assert(ID > 0 && ID < 16, "barrier 0 is the block's");
+	asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
+}
+
+/* The warps of a turn, which is one of COUNT, are here. Each barrier's number is in an instruction:
+ * where it is in a register, tools that look for races lose sight of the other barriers. */
+template <uint32_t FIRST = 0, uint32_t COUNT = QS_PAIRS>
+static __device__ __forceinline__ void meet_turn(uint32_t turn, uint32_t threads)
+{
+	if constexpr (COUNT == 1)
+		meet<1 + FIRST>(threads);
+	else if (turn < FIRST + COUNT / 2)
+		meet_turn<FIRST, COUNT / 2>(turn, threads);
+	else
+		meet_turn<FIRST + COUNT / 2, COUNT / 2>(turn, threads);
 }
 
 /* ---- sampling ------------------------------------------------------------------------------- */
@@ -1224,13 +1246,13 @@ static __device__ __forceinline__ bool tiles_are_valid(const struct control *con
 	return control->known && control->valid;
 }
 
-/* By one thread of each block, when it knows `turn`. The last block to know it moves it on. */
-static __device__ __forceinline__ void move_turn(const struct qs_product_args &args, uint32_t turn)
+/* By one thread of each block, when it knows `turn`. True for the last block, which is to move the
+ * turn on. Takes long; nobody need wait for the answer. */
+static __device__ __forceinline__ bool is_last_reader(const struct qs_product_args &args)
 {
 	struct qs_weight *weight = (struct qs_weight *)args.weight;
 	__threadfence();
-	if (atomicInc(&weight->readers, gridDim.x - 1) == gridDim.x - 1)
-		weight_of(args)->turn = turn + 1;
+	return atomicInc(&weight->readers, gridDim.x - 1) == gridDim.x - 1;
 }
 
 /* By threads that saw a difference. */
@@ -1289,7 +1311,7 @@ static __device__ __forceinline__ struct sampled sampled_of(const struct qs_prod
 	sampled.stride = next * tile_bytes<NF4>;
 	sampled.left = (job.end - first + next - 1) >> log2_of(next);
 	sampled.columns = next * QS_WEIGHT_TILE;
-	sampled.scale = NF4 ? 1 : __ldg(scales_of(args) + row);
+	sampled.scale = NF4 ? 1 : scales_of(args)[row];
 	sampled.aligned = rows_aligned(args.source, args.ld, CHUNK);
 	return sampled;
 }
@@ -1325,17 +1347,21 @@ static __device__ __forceinline__ void copy_sample(struct sampled *sampled, uint
 	copies_commit();
 }
 
-/* Compares a row of each tile with W, the copies of both going some of them ahead. False in some
- * lane if one differs. */
+/* The copies of W and the tiles go some ahead of what is compared. */
+static __device__ __forceinline__ void copy_first_samples(struct sampled *sampled, uint8_t *samples)
+{
+	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
+		copy_sample(sampled, shared_address(sample_slot(samples, i)));
+}
+
+/* Compares a row of each of so many tiles with W. False in some lane if one differs. */
 template <bool NF4>
 static __device__ __forceinline__ bool samples_are_same(const struct control *control,
-                                                        struct sampled sampled, uint32_t row,
-                                                        uint8_t *samples)
+                                                        struct sampled sampled, uint32_t tiles,
+                                                        uint32_t row, uint8_t *samples)
 {
-	const uint32_t tiles = sampled.left, most = __reduce_max_sync(FULL, tiles);
+	const uint32_t most = __reduce_max_sync(FULL, tiles);
 	bool same = true;
-	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
-		copy_sample(&sampled, shared_address(sample_slot(samples, i)));
 	for (uint32_t i = 0; i < most; i++) {
 		const uint8_t *slot = sample_slot(samples, i);
 		copy_sample(&sampled,
@@ -1352,10 +1378,25 @@ static __device__ __forceinline__ bool samples_are_same(const struct control *co
 	return same;
 }
 
+/* Before the work ahead has ended: brings the rows of W that will be compared into the L2 cache, if
+ * `turn` stays what it is now. Nothing else depends on what is read here. */
+template <bool NF4>
+static __device__ __forceinline__ void fetch_samples(const struct qs_product_args &args,
+                                                     const struct job &job)
+{
+	const uint32_t row = weight_of(args)->turn % QS_WEIGHT_TILE;
+	struct sampled sampled = sampled_of<NF4>(args, job, args.packed, row);
+#pragma unroll 1
+	for (; sampled.left; sampled.left--) {
+		asm volatile("prefetch.global.L2 [%0];" ::"l"(sampled.source));
+		sampled.source += sampled.columns;
+	}
+}
+
 /* The warps that sample know what one of them has found out. */
 static __device__ __forceinline__ void meet_samplers(void)
 {
-	asm volatile("bar.sync %0, %1;" ::"n"(1 + QS_PAIRS), "n"(SAMPLE_WARPS * WARP) : "memory");
+	meet<1 + QS_PAIRS>(SAMPLE_WARPS * WARP);
 }
 
 /* The warps that sample: one thread learns what is to be known of the weight, and another moves the
@@ -1371,13 +1412,18 @@ static __device__ __forceinline__ void sample(const struct qs_product_args &args
 	if (args.flags & QS_PRODUCT_FROZEN)
 		return;
 	const uint32_t turn = control->turn, row = turn % QS_WEIGHT_TILE;
-	if (control->known) {
-		const struct sampled sampled = sampled_of<NF4>(args, job, control->packed, row);
-		if (!samples_are_same<NF4>(control, sampled, row, samples))
-			drop_weight(args, control);
-	}
+	struct sampled sampled = {};
+	bool last = false;
+	if (control->known)
+		sampled = sampled_of<NF4>(args, job, control->packed, row);
+	const uint32_t tiles = sampled.left;
+	copy_first_samples(&sampled, samples);
 	if (threadIdx.x == WARP_SAMPLE * WARP)
-		move_turn(args, turn);
+		last = is_last_reader(args);
+	if (!samples_are_same<NF4>(control, sampled, tiles, row, samples))
+		drop_weight(args, control);
+	if (last)
+		weight_of(args)->turn = turn + 1;
 }
 
 /* For products that cuBLASLt makes from the expanded weight: see sample.h. Eight lanes compare a
@@ -1422,14 +1468,6 @@ extern "C" __global__ void __launch_bounds__(QS_SAMPLE_THREADS)
 /* ---- blocks of a cluster, launches ------------------------------------------------------------
  */
 
-/* All that the cluster's threads wrote before can be read after. */
-static __device__ __forceinline__ void cluster_sync(void)
-{
-#if HOPPER
-	asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
 /* The next launch may begin, if it is one that waits itself. */
 static __device__ __forceinline__ void let_next_begin(void)
 {
@@ -1453,14 +1491,43 @@ static __device__ __forceinline__ void cluster_wait(void)
 #endif
 }
 
-/* Writes to the place that `to` has in the memory of another block of the cluster. */
-static __device__ __forceinline__ void give(const float4 *to, uint32_t rank, const float4 &value)
+/* Writes to the place that `to` has in the memory of another block of the cluster, and tells its
+ * mbarrier. A barrier of the cluster would do for that too, but makes each thread wait until all
+ * that it ever wrote to global memory can be seen. */
+static __device__ __forceinline__ void give(const float4 *to, uint64_t *landed, uint32_t rank,
+                                            const float4 &value)
 {
 #if HOPPER
-	asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-	             "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(
-	                     shared_address(to)),
-	             "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+	asm volatile("{\n.reg .b32 place, tell;\nmapa.shared::cluster.u32 place, %0, %2;\n"
+	             "mapa.shared::cluster.u32 tell, %1, %2;\n"
+	             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [place], "
+	             "{%3, %4, %5, %6}, [tell];\n}" ::"r"(shared_address(to)),
+	             "r"(shared_address(landed)), "r"(rank), "f"(value.x), "f"(value.y),
+	             "f"(value.z), "f"(value.w)
+	             : "memory");
+#endif
+}
+
+/* By one thread, before the other blocks of the cluster know that this one has begun. */
+static __device__ __forceinline__ void expect_landing(uint64_t *landed, uint32_t bytes)
+{
+#if HOPPER
+	const uint32_t at = shared_address(landed);
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
+	             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
+	             "fence.mbarrier_init.release.cluster;" ::"r"(at),
+	             "r"(bytes)
+	             : "memory");
+#endif
+}
+
+/* What was expected has come, and can be read. */
+static __device__ __forceinline__ void wait_for_landing(uint64_t *landed)
+{
+#if HOPPER
+	asm volatile("{\n.reg .pred done;\nagain:\n"
+	             "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+	             "@!done bra again;\n}" ::"r"(shared_address(landed))
 	             : "memory");
 #endif
 }
@@ -1499,7 +1566,7 @@ static __device__ __forceinline__ void lay_packed(const struct qs_product_args &
 		                    (job.half * QUARTERS + i / 2) * QUARTER_ROWS +
 		                    threadIdx.x % WARP / 4 + i % 2 * 8;
 		factors[i / 2][i % 2] = NF4            ? QS_NF4_UNSCALE
-		                        : row < args.n ? __ldg(scales_of(args) + row)
+		                        : row < args.n ? scales_of(args)[row]
 		                                       : 0;
 	}
 	lay_sums(total, job, 0, factors, partial);
@@ -1586,7 +1653,7 @@ static __device__ __forceinline__ void finish(const struct qs_product_args &args
 	if (args.beta != 0)
 		value += args.beta * (wide ? *d32 : float_of(*d16));
 	if (args.bias)
-		value += float_of(__ldg((const uint16_t *)args.bias + row));
+		value += float_of(((const uint16_t *)args.bias)[row]);
 	if (args.activation)
 		value = activated(value, args.activation);
 	if (wide)
@@ -1595,30 +1662,65 @@ static __device__ __forceinline__ void finish(const struct qs_product_args &args
 		*d16 = (uint16_t)bf16_of(value);
 }
 
-/* Adds the block's sums of four rows, those of all turns in their order. */
+/* Adds sums of four rows, those of all turns (or blocks) in their order. They are all loaded before
+ * the first is added: one after the other would take long. */
 static __device__ __forceinline__ float4 add_turns(const float *partial, uint32_t turns,
                                                    uint32_t apart)
 {
-	float4 sum = *(const float4 *)partial;
-	for (uint32_t i = 1; i < turns; i++) {
-		const float4 part = *(const float4 *)(partial + i * apart);
-		sum.x += part.x;
-		sum.y += part.y;
-		sum.z += part.z;
-		sum.w += part.w;
+	float4 part[QS_PAIRS];
+#pragma unroll
+	for (uint32_t i = 0; i < QS_PAIRS; i++)
+		if (i < turns)
+			part[i] = *(const float4 *)(partial + i * apart);
+	float4 sum = part[0];
+#pragma unroll
+	for (uint32_t i = 1; i < QS_PAIRS; i++) {
+		if (i >= turns)
+			continue;
+		sum.x += part[i].x;
+		sum.y += part[i].y;
+		sum.z += part[i].z;
+		sum.w += part[i].w;
 	}
 	return sum;
 }
 
-/* Four rows' results. */
-static __device__ __forceinline__ void finish_four(const struct qs_product_args &args, float4 sum,
-                                                   uint32_t token, int64_t row)
+static_assert(QS_SPLIT_MAX <= QS_PAIRS, "blocks of a cluster are added as turns are");
+
+/* Results are sums times alpha, in bf16, and four rows of a token can be stored at once. */
+static __device__ __forceinline__ bool results_are_plain(const struct qs_product_args &args)
+{
+	return args.beta == 0 && args.bias == 0 && args.activation == QS_ACTIVATION_NONE &&
+	       !(args.flags & QS_PRODUCT_FP32) && rows_aligned(args.d, args.ldd, 4);
+}
+
+static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
+{
+	return bf16_of(low) | bf16_of(high) << 16;
+}
+
+/* Four rows' results, of any kind. A function of its own so that the plain ones keep their
+ * registers. */
+static __device__ __noinline__ void finish_any(const struct qs_product_args &args, float4 sum,
+                                               uint32_t token, int64_t row)
 {
 #pragma unroll 1
 	for (int i = 0; i < 4 && row + i < args.n; i++) {
 		finish(args, sum.x, token, row + i);
 		sum = make_float4(sum.y, sum.z, sum.w, 0);
 	}
+}
+
+static __device__ __forceinline__ void finish_four(const struct qs_product_args &args, float4 sum,
+                                                   uint32_t token, int64_t row)
+{
+	const float alpha = args.alpha;
+	if (results_are_plain(args) && row + 4 <= args.n)
+		*(uint2 *)((uint16_t *)args.d + token * args.ldd + row) =
+		        make_uint2(bf16_pair(alpha * sum.x, alpha * sum.y),
+		                   bf16_pair(alpha * sum.z, alpha * sum.w));
+	else
+		finish_any(args, sum, token, row);
 }
 
 /* Of the results of a cluster, four rows of a token each, a block finishes a share. */
@@ -1637,10 +1739,28 @@ static __device__ __forceinline__ struct results results_of(const struct qs_prod
 	return results;
 }
 
+/* Of which a block has so many. */
+static __device__ __forceinline__ uint32_t share_of(const struct results &results, uint32_t rank)
+{
+	const uint32_t first = rank * results.share;
+	return first < results.count ? min(results.share, results.count - first) : 0;
+}
+
 /* Where a block finds its share of the sums of all blocks: in the end of what is kept for X. */
 static __device__ __forceinline__ float4 *landing(struct shared *shared, uint32_t strips)
 {
 	return (float4 *)(shared->x + sizeof shared->x - strips * QS_LANDING_BYTES);
+}
+
+/* Tells the mbarrier what the block will be given by all of the cluster, itself included. */
+static __device__ __forceinline__ void expect_sums(const struct qs_product_args &args,
+                                                   const struct job &job, struct shared *shared)
+{
+	const struct results results = results_of(args, job);
+	const uint32_t share = share_of(results, blockIdx.x & (args.split - 1));
+	if (threadIdx.x == QS_MULTIPLIERS)
+		expect_landing(&shared->control.landed,
+		               share * args.split * (uint32_t)sizeof(float4));
 }
 
 /* Adds up what the block has, and gives it to the block that finishes it. */
@@ -1651,7 +1771,7 @@ static __device__ __forceinline__ void add_up(const struct qs_product_args &args
 	const struct results results = results_of(args, job);
 	const uint32_t apart = TOKENS * QS_PARTIAL_PITCH, rank = blockIdx.x & (args.split - 1);
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < results.count; i += blockDim.x) {
+	for (uint32_t i = threadIdx.x; i < results.count; i += QS_MULTIPLIERS) {
 		const uint32_t token = i >> results.fours, row = (i - (token << results.fours)) * 4;
 		const float *partial = (const float *)shared +
 		                       row / QS_WEIGHT_TILE * job.turns * apart +
@@ -1665,7 +1785,7 @@ static __device__ __forceinline__ void add_up(const struct qs_product_args &args
 			                       (i >= 3 * results.share);
 			give(landing(shared, args.strips) + rank * results.share + i -
 			             owner * results.share,
-			     owner, sum);
+			     &shared->control.landed, owner, sum);
 		}
 	}
 }
@@ -1675,10 +1795,11 @@ static __device__ __forceinline__ void add_blocks(const struct qs_product_args &
                                                   const struct job &job, struct shared *shared)
 {
 	const struct results results = results_of(args, job);
-	const uint32_t first = (blockIdx.x & (args.split - 1)) * results.share;
+	const uint32_t rank = blockIdx.x & (args.split - 1), first = rank * results.share;
+	const uint32_t share = share_of(results, rank);
+	wait_for_landing(&shared->control.landed);
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < results.share && first + i < results.count;
-	     i += blockDim.x) {
+	for (uint32_t i = threadIdx.x; i < share; i += QS_MULTIPLIERS) {
 		const uint32_t token = (first + i) >> results.fours;
 		const uint32_t row = (first + i - (token << results.fours)) * 4;
 		const float4 sum = add_turns((const float *)(landing(shared, args.strips) + i),
@@ -1757,7 +1878,7 @@ static __device__ __forceinline__ void load_first(struct worker<TOKENS, NF4> *wo
 			if constexpr (in_ring<TOKENS, NF4>)
 				copy_codes(worker->next, worker->table, i);
 			else
-				load_part(worker->next, &worker->parts[i]);
+				load_part<NF4, true>(worker->next, &worker->parts[i]);
 		}
 		worker->next += stride;
 	}
@@ -1772,7 +1893,7 @@ static __device__ __forceinline__ void begin_step(const struct job &job, uint32_
 		copies_wait<STAGES - 3>();
 	else
 		copies_wait<STAGES - 2>();
-	meet_turn(job, strips);
+	meet_turn(job.turn, strips * 2 * WARP);
 }
 
 template <int TOKENS, bool NF4>
@@ -1808,7 +1929,7 @@ multiply_packed(struct sums<TOKENS> *total, struct worker<TOKENS, NF4> *worker,
 			                           worker->scales, step);
 			if constexpr (!ringed)
 				if (step + worker->ahead < steps)
-					load_part(worker->next, part);
+					load_part<NF4, false>(worker->next, part);
 			worker->next += stride;
 		}
 	}
@@ -1881,6 +2002,9 @@ static __device__ __forceinline__ void help(const struct qs_product_args &args,
 {
 	if (threadIdx.x / WARP == WARP_SAMPLE)
 		fill_range(&shared->control, threadIdx.x % WARP);
+	if ((args.flags & (QS_PRODUCT_EARLY | QS_PRODUCT_FROZEN)) == QS_PRODUCT_EARLY &&
+	    args.packed)
+		fetch_samples<NF4>(args, job_of(args));
 	wait_for_work_ahead();
 	if (threadIdx.x == WARP_SAMPLE * WARP) {
 		know_tiles(args, &shared->control);
@@ -1895,30 +2019,47 @@ static __device__ __forceinline__ void help(const struct qs_product_args &args,
 	__syncthreads();
 }
 
+/* By all threads, when the sums of all warps are in shared memory, and before those of others can
+ * be written into other blocks. */
+static __device__ __forceinline__ void sums_are_laid(const struct qs_product_args &args)
+{
+	__syncthreads();
+	if (args.split > 1)
+		cluster_wait();
+}
+
+/* The results, by the warps that multiply: the others have few registers. */
+template <int TOKENS>
+static __device__ __forceinline__ void finish_block(const struct qs_product_args &args,
+                                                    struct shared *shared)
+{
+	const struct job job = job_of(args);
+	sums_are_laid(args);
+	add_up<TOKENS>(args, job, shared);
+	if (args.split > 1)
+		add_blocks(args, job, shared);
+}
+
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void product(const struct qs_product_args &args)
 {
 	extern __shared__ __align__(1024) uint8_t memory[];
 	struct shared *shared = (struct shared *)memory;
-	if (args.split > 1)
+	if (args.split > 1) {
+		if (threadIdx.x >= QS_MULTIPLIERS) /* those that multiply are in a hurry */
+			expect_sums(args, job_of(args), shared);
 		cluster_arrive();
+	}
 	if (!(args.flags & QS_PRODUCT_EARLY))
 		wait_for_work_ahead();
 	if (threadIdx.x < QS_MULTIPLIERS) {
 		take_registers<TOKENS>();
 		work<TOKENS, NF4>(args, shared);
+		finish_block<TOKENS>(args, shared);
 	} else {
 		leave_registers<TOKENS>();
 		help<NF4>(args, shared);
-	}
-	__syncthreads();
-	const struct job job = job_of(args);
-	if (args.split > 1)
-		cluster_wait();
-	add_up<TOKENS>(args, job, shared);
-	if (args.split > 1) {
-		cluster_sync();
-		add_blocks(args, job, shared);
+		sums_are_laid(args);
 	}
 }
 

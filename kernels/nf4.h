@@ -160,8 +160,9 @@ struct qs_product_args {
  * X must be below 2^120 in magnitude. Launched by the geometry of qs_product_plan, as clusters of
  * `cluster` blocks. Code made for compute capability 9.0 or later waits itself for the work ahead
  * of it in the stream: it may be launched with
- * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. It then loads tiles before that work has
- * ended if the call is QS_PRODUCT_EARLY and gives `packed`.
+ * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. If the call is QS_PRODUCT_EARLY and gives
+ * `packed` it then loads the first tiles before that work has ended, and uses nothing else that it
+ * finds in memory; whether they are complete is for the caller to know (src/engine/thin.c).
  */
 #define QS_KERNEL_NF4_PACK   "qs_nf4_pack"
 #define QS_KERNEL_FP8_PACK   "qs_fp8_pack"

@@ -246,7 +246,26 @@ static bool starts_early(CUfunction kernel)
 	       version >= 90;
 }
 
-static void load_kernels(struct qs_context *context)
+/* Edges have had a kind since the driver of CUDA 12.3. */
+#define EDGES_SINCE 12030
+
+static bool knows_edges(void)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	int version = 0;
+	return cu->cuGraphNodeGetType && cu->cuDriverGetVersion &&
+	       !cu->cuDriverGetVersion(&version) && version >= EDGES_SINCE;
+}
+
+/* The kernels of all modules were compiled for the same devices. */
+static void allow_early(struct qs_context *context, enum qs_early early)
+{
+	context->starts_early = early != QS_EARLY_NEVER && starts_early(context->repair);
+	context->captures_early =
+	        context->starts_early && early == QS_EARLY_ALWAYS && knows_edges();
+}
+
+static void load_kernels(struct qs_context *context, const struct qs_options *options)
 {
 	const struct qs_driver *cu = qs_driver_get();
 	/* Another thread may be capturing in global mode, which forbids what a load may do. */
@@ -263,7 +282,8 @@ static void load_kernels(struct qs_context *context)
 		fail(context, "loading the kernels", error);
 	else
 		make_history(context);
-	context->starts_early = !error && starts_early(context->repair);
+	if (!error)
+		allow_early(context, options->early);
 	cu->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
@@ -283,7 +303,7 @@ static struct qs_context *create(uint64_t id, CUcontext handle, const struct qs_
 	if (context->reason == QS_REASON_AUTO && context->cc < 89)
 		context->reason = QS_REASON_ARCH;
 	if (context->reason == QS_REASON_AUTO)
-		load_kernels(context);
+		load_kernels(context, options);
 	return context;
 }
 

@@ -2,7 +2,7 @@
  *
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
  * context.c  qs_context_id qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
- * stream.c   qs_stream_describe
+ * stream.c   qs_stream_describe qs_may_begin_early
  * scratch.c  qs_scratch_lock qs_scratch_unlock qs_reserve qs_temporary qs_device_bytes
  * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash qs_fatbin_compare
  */
@@ -63,6 +63,7 @@ struct qs_options;
 	X(cuCtxGetId)                                                                              \
 	X(cuDeviceGetName)                                                                         \
 	X(cuDriverGetVersion)                                                                      \
+	X(cuGraphNodeGetType)                                                                      \
 	X(cuLaunchKernelEx)                                                                        \
 	X(cuOccupancyMaxActiveClusters)                                                            \
 	X(cuStreamGetId)
@@ -124,7 +125,8 @@ struct qs_context {
 	CUfunction quantise;      /* kernels of quantise.cu                                 */
 	CUfunction repair;
 	CUfunction rows, amax_columns, cast_columns;
-	bool starts_early; /* these wait for the work ahead of them, and need not be held back */
+	bool starts_early;   /* those launched so wait for the work ahead of them themselves */
+	bool captures_early; /* also in a graph, by a programmatic edge                      */
 	CUfunction hash, hash_judge, hash_commit;  /* kernels of hash.cu                       */
 	CUfunction compare;                        /* kernel of compare.cu     */
 	CUfunction nf4_pack, fp8_pack, nf4_expand; /* kernels of nf4.cu                        */
@@ -172,6 +174,11 @@ struct qs_stream {
 /* Fills `stream` (measuring: no); false if the stream cannot take work of ours now (invalidated
  * capture, legacy stream during another capture, unknown handle). */
 bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
+/* True if a kernel that waits for the work ahead of it itself may be launched into the stream with
+ * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. In a capture that makes an edge of a kind
+ * that not every driver has nor every program reads: only where the policy allows it, and after a
+ * kernel. */
+bool qs_may_begin_early(const struct qs_context *context, const struct qs_stream *stream);
 
 /* At least `bytes` of scratch, 256-byte aligned, for work in this stream, locked: unlock once all
  * launches that use it are submitted. Grows outside capture; a capture gets memory of its own,

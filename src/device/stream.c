@@ -4,6 +4,26 @@
  * used again before the capture ends. */
 #include "device/device.h"
 
+/* True if the next node of the capture will depend on a kernel and on nothing else. */
+static bool is_after_kernel(CUstream handle)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	const CUgraphNode *ahead = NULL;
+	size_t count = 0;
+	CUgraphNodeType type;
+	return !cu->cuStreamGetCaptureInfo_v2(handle, &status, NULL, NULL, &ahead, &count) &&
+	       count == 1 && !cu->cuGraphNodeGetType(ahead[0], &type) &&
+	       type == CU_GRAPH_NODE_TYPE_KERNEL;
+}
+
+bool qs_may_begin_early(const struct qs_context *context, const struct qs_stream *stream)
+{
+	if (!stream->capturing)
+		return context->starts_early;
+	return context->captures_early && is_after_kernel(stream->handle);
+}
+
 bool qs_stream_describe(CUstream handle, struct qs_stream *stream)
 {
 	const struct qs_driver *cu = qs_driver_get();

@@ -228,7 +228,7 @@ static bool submit_kept(struct fp8 *fp8, const struct qs_gemm *g, const struct q
 		                 qs_error_name(error));
 	*bytes += view.bytes;
 	if (view.descriptor) {
-		error = qs_thin_run(context, stream->handle, g, QS_FORM_FP8_TILES, &view,
+		error = qs_thin_run(context, stream, g, QS_FORM_FP8_TILES, &view,
 		                    qs_process()->options->validity == QS_VALIDITY_TRACKED);
 		qs_operands_wrote(scratch, g->d, qs_gemm_end(g));
 		return !error || qs_failed(failure, QS_REASON_ERROR, "kept weight, product: %s",

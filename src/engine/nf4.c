@@ -184,7 +184,7 @@ static bool submit(struct nf4 *nf4, const struct call *call, struct qs_kept *kep
 	*bytes += view.bytes;
 	if (nf4->lt)
 		return multiply(nf4, call, view.descriptor, bytes, failure);
-	error = qs_thin_run(call->context, call->stream->handle, call->g, QS_FORM_NF4, &view,
+	error = qs_thin_run(call->context, call->stream, call->g, QS_FORM_NF4, &view,
 	                    kept && qs_process()->options->validity == QS_VALIDITY_TRACKED);
 	return !error || qs_failed(failure, QS_REASON_ERROR, "product: %s", qs_error_name(error));
 }

@@ -55,16 +55,76 @@ static struct qs_product_args describe(const struct qs_gemm *g, const struct qs_
 	};
 }
 
-CUresult qs_thin_run(const struct qs_context *context, CUstream stream, const struct qs_gemm *g,
-                     enum qs_form_kind kind, const struct qs_kept_view *weight, bool sample)
+/* Beginning early. A product may be launched so that its blocks begin when all blocks of the
+ * kernel ahead of it in the stream have ended or given leave, not only when what that kernel
+ * wrote is complete and can be seen. The product waits for this itself (griddepcontrol.wait),
+ * and until then reads nothing but its parameters and, told so by QS_PRODUCT_EARLY, the first
+ * tiles, and writes shared memory only. (It also guesses which rows of W it will compare, and
+ * has them brought into the L2 cache: no value is used.) X, D, the bias, W itself, scales, and
+ * the descriptor with its word `valid`, which checks, other products and memsets write, come
+ * after. So it is to be shown that nothing that writes tiles can be under way when the product
+ * begins:
+ *
+ *   - Tiles are written by what makes the copy: in checks, after samples, and for a call that
+ *     has no copy. If one of these was submitted by this call, or before it in any stream, and
+ *     is not known to be over, the view is not `settled`, and the product waits as others do.
+ *     That a check is over is known to the host by the number that its last kernel writes,
+ *     which was launched to begin when the making had ended. So the tiles were complete, in the
+ *     memory that multiprocessors share, before the product was launched at all: it does not
+ *     matter what is ahead in the stream, whether kernels of the program there give leave
+ *     early, or at which of them the product begins. First tiles are not read through the L1
+ *     cache, which might hold what was there before.
+ *   - Whatever writes tiles later is launched later. In the product's stream it begins when the
+ *     product has ended. In another it is no more ordered after a product that began early than
+ *     after one that did not: such a check follows a write of W in that stream, and that the
+ *     write comes after the product, or the product after the check, is for the program to
+ *     arrange.
+ *   - A graph begins when what is ahead of it has ended, checks before its launch among it, and
+ *     ends before what comes after it begins, the graph itself included. Inside, tiles are
+ *     written only where a check of the copy was captured, and a copy that any capture checks
+ *     is not settled.
+ *
+ * The kernel after the product may begin early in turn, when each block of the product has
+ * waited. It too must wait itself, for the product, and thereby for all that is ahead of that. */
+static bool may_load_early(const struct qs_context *context, const struct qs_stream *stream,
+                           const struct qs_kept_view *weight)
+{
+	return weight->settled && qs_may_begin_early(context, stream);
+}
+
+/* Room for a launch's attributes; returns how many there are. */
+#define ATTRIBUTES 2
+
+static unsigned attributes_of(const struct qs_product_args *args,
+                              const struct qs_product_geometry *geometry,
+                              CUlaunchAttribute attributes[ATTRIBUTES])
+{
+	unsigned count = 0;
+	if (geometry->cluster > 1) {
+		CUlaunchAttribute *cluster = &attributes[count++];
+		cluster->id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+		cluster->value.clusterDim.x = geometry->cluster;
+		cluster->value.clusterDim.y = cluster->value.clusterDim.z = 1;
+	}
+	if (args->flags & QS_PRODUCT_EARLY) {
+		CUlaunchAttribute *early = &attributes[count++];
+		early->id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+		early->value.programmaticStreamSerializationAllowed = 1;
+	}
+	return count;
+}
+
+CUresult qs_thin_run(const struct qs_context *context, const struct qs_stream *stream,
+                     const struct qs_gemm *g, enum qs_form_kind kind,
+                     const struct qs_kept_view *weight, bool sample)
 {
 	struct qs_product_args args = describe(g, weight, sample);
 	void *arguments[] = {&args};
 	const bool fp8 = kind == QS_FORM_FP8_TILES;
 	const struct qs_product_geometry geometry = qs_product_plan(&args, fp8, &context->products);
-	CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
-	cluster.value.clusterDim.x = geometry.cluster;
-	cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+	CUlaunchAttribute attributes[ATTRIBUTES] = {{0}};
+	if (may_load_early(context, stream, weight))
+		args.flags |= QS_PRODUCT_EARLY;
 	const CUlaunchConfig config = {
 	        .gridDimX = geometry.blocks,
 	        .gridDimY = 1,
@@ -73,9 +133,9 @@ CUresult qs_thin_run(const struct qs_context *context, CUstream stream, const st
 	        .blockDimY = 1,
 	        .blockDimZ = 1,
 	        .sharedMemBytes = geometry.shared,
-	        .hStream = stream,
-	        .attrs = &cluster,
-	        .numAttrs = geometry.cluster > 1,
+	        .hStream = stream->handle,
+	        .attrs = attributes,
+	        .numAttrs = attributes_of(&args, &geometry, attributes),
 	};
 	const CUfunction function = (fp8 ? context->w8a16 : context->w4a16)[geometry.kind];
 	return qs_driver_get()->cuLaunchKernelEx(&config, function, arguments, NULL);

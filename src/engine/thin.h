@@ -13,7 +13,8 @@
 bool qs_thin_fits(const struct qs_gemm *g, const struct qs_context *context);
 /* Submits the product. `kind` is QS_FORM_NF4 or QS_FORM_FP8_TILES and says what `weight` is; with
  * `sample` the kernel compares a part of A with it, see kernels/nf4.h. */
-CUresult qs_thin_run(const struct qs_context *context, CUstream stream, const struct qs_gemm *g,
-                     enum qs_form_kind kind, const struct qs_kept_view *weight, bool sample);
+CUresult qs_thin_run(const struct qs_context *context, const struct qs_stream *stream,
+                     const struct qs_gemm *g, enum qs_form_kind kind,
+                     const struct qs_kept_view *weight, bool sample);
 
 #endif

@@ -44,6 +44,12 @@ static bool is_complete(const struct qs_kept *kept)
 	return kept->submitted && qs_check_done(kept->outcome) == kept->submitted;
 }
 
+/* Samples, which have no number, may have made it anew; graphs that check it may at any time. */
+static bool is_settled(const struct qs_kept *kept)
+{
+	return is_complete(kept) && !kept->sampled && !kept->in_graphs;
+}
+
 static void report_escape(struct qs_kept *kept)
 {
 	atomic_store(&kept->cache->blind, true);
@@ -498,6 +504,7 @@ static CUresult use(struct qs_kept *kept, const struct qs_stream *stream, CUdevi
 		                ? use_captured(kept, stream, work, heeds_descriptor)
 		                : use_eager(kept, stream, work, heeds_descriptor, &view->bytes);
 	const bool checked = kept->submitted != last && !view->bytes;
+	view->settled = is_settled(kept);
 	pthread_mutex_unlock(&kept->lock);
 	if (!error && stream->capturing)
 		list_held(kept);

@@ -102,6 +102,8 @@ struct qs_kept_view {
 	CUdeviceptr data, scale;
 	CUdeviceptr descriptor; /* 0 if the form has none                                        */
 	uint64_t bytes;         /* written for this use: those of a copy made now, else 0        */
+	bool settled; /* all that writes data and scale, up to this use, has ended on the device, as
+	                 the host has seen; and no graph writes them                             */
 };
 
 /* Scratch that qs_kept_use() wants, 256-byte aligned, of the caller's stream or capture. */

@@ -97,9 +97,7 @@ CUresult qs_quantise_launch(const struct qs_context *context, const struct qs_st
 	                               .numAttrs = 1};
 	const struct qs_driver *cu = qs_driver_get();
 	void *arguments[] = {args};
-	/* A graph would get edges of a kind that not every driver can capture, nor every program
-	 * that looks at its graphs read. */
-	if (context->starts_early && !stream->capturing)
+	if (qs_may_begin_early(context, stream))
 		return cu->cuLaunchKernelEx(&config, function, arguments, NULL);
 	return cu->cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream->handle,
 	                          arguments, NULL);

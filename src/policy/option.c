@@ -14,6 +14,7 @@ static const char *const mode_words[] = {"on", "shadow", "observe", "off", NULL}
 static const char *const validity_words[] = {"each",    "adjacent", "verified",
                                              "tracked", "frozen",   NULL};
 static const char *const cublaslt_words[] = {"tested", "any", NULL};
+static const char *const early_words[] = {"never", "eager", "always", NULL};
 static const char *const summary_words[] = {"auto", "0", "1", NULL};
 static const char *const flag_words[] = {"0", "1", NULL};
 /* The kinds of message in the order of enum qs_level, then two for convenience. */
@@ -61,6 +62,10 @@ static const struct qs_option options_table[] = {
         {"engine", "cublaslt", NULL, "tested",
          "tested; any: also versions of cuBLASLt newer than tested", cublaslt_words, 0, 0,
          FIELD(cublaslt_any), QS_OPTION_FLAG},
+        {"engine", "early", NULL, "eager",
+         "where kernels begin before the work ahead of them ends: never; eager: outside captured "
+         "graphs; always: in graphs too, whose edges cuGraphGetEdges then cannot tell",
+         early_words, 0, 0, FIELD(early), QS_OPTION_WORD},
         {"log", "level", "QSHIM_LOG", "warn",
          "kinds of message; each of them brings error and warn along, error comes alone",
          level_words, 0, 0, FIELD(log_levels), QS_OPTION_LEVELS},

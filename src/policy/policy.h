@@ -45,6 +45,13 @@ enum qs_validity {
 	QS_VALIDITY_FROZEN,
 };
 
+/* Where kernels of ours may begin before the work ahead of them in the stream has ended. */
+enum qs_early {
+	QS_EARLY_NEVER,
+	QS_EARLY_EAGER,  /* not in captured graphs                                  */
+	QS_EARLY_ALWAYS, /* there too, by edges that not every program can read     */
+};
+
 enum qs_summary {
 	QS_SUMMARY_AUTO, /* when stderr is a terminal */
 	QS_SUMMARY_NEVER,
@@ -86,6 +93,7 @@ struct qs_options {
 	struct qs_memory tune_mib;    /* bound of the memory for measuring on a device   */
 	char tuned_file[QS_PATH_MAX]; /* with placeholders                               */
 	bool cublaslt_any;            /* also use cuBLASLt versions newer than tested    */
+	enum qs_early early;          /* launches that overlap the work ahead of them    */
 	/* QSHIM_LOG etc. */
 	unsigned log_levels;        /* bit per enum qs_level (note/note.h)             */
 	char log_file[QS_PATH_MAX]; /* "" = stderr                                     */

@@ -21,6 +21,7 @@ static const char *const counters[LAUNCHES][5] = {
         [HASHES] = {"kernel:qs_hash"},
         [SAMPLES] = {"kernel:qs_nf4_sample", "kernel:qs_fp8_sample"},
         [CASTS] = {"kernel:qs_quantise"},
+        [EARLY] = {"early_reads"},
         [FP8] = {"products_fp8"},
         [BF16] = {"products_bf16"},
 };

@@ -19,6 +19,7 @@ enum launches {
 	HASHES,     /* qs_hash                                        */
 	SAMPLES,    /* qs_nf4_sample, qs_fp8_sample                   */
 	CASTS,      /* qs_quantise: of operands that are not kept     */
+	EARLY,      /* qs_w4a16_*, qs_w8a16_* that read a copy early  */
 	FP8,        /* products with fp8 operands                     */
 	BF16,       /* products with bf16 operands: the program's own */
 	LAUNCHES

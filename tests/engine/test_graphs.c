@@ -394,6 +394,27 @@ START_TEST(kernels_start_early_except_in_a_graph)
 }
 END_TEST
 
+static void run_early(const char *set)
+{
+	const char *const env[] = {set, NULL};
+	run_scene(&outcome, SHIMMED, env, "early", NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_assert_uint_eq(total_replaced(&outcome), 2);
+	ck_assert_double_ge(printed(&outcome, "worst"), LEAST_DB);
+}
+
+/* The first node of a graph has nothing ahead of it. */
+START_TEST(kernels_start_early_where_the_policy_says_so)
+{
+	run_early("QSHIM_SET=tune.budget_ms=0;default.action=fp8;engine.early=never");
+	ck_assert_double_eq(printed(&outcome, "eager"), 0);
+	ck_assert_double_eq(printed(&outcome, "captured"), 0);
+	run_early("QSHIM_SET=tune.budget_ms=0;default.action=fp8;engine.early=always");
+	ck_assert_double_eq(printed(&outcome, "eager"), printed(&outcome, "launches"));
+	ck_assert_double_eq(printed(&outcome, "captured"), 1);
+}
+END_TEST
+
 /* What the driver translates from older code does not wait for the work ahead of it. */
 START_TEST(kernels_compiled_for_older_devices_do_not_start_early)
 {
@@ -420,6 +441,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, live_graph_keeps_its_scratch_when_eager_work_grows, 0,
 	                    SEEDS / 3);
 	tcase_add_test(tcase, kernels_start_early_except_in_a_graph);
+	tcase_add_test(tcase, kernels_start_early_where_the_policy_says_so);
 	tcase_add_test(tcase, kernels_compiled_for_older_devices_do_not_start_early);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);

@@ -19,17 +19,6 @@
 #define X_BYTES   ((size_t)QS_TOKENS_MAX * 32768 * 2)
 #define COPY_SIZE ((size_t)1 << 30)
 
-struct graph_api {
-	__typeof__(cuStreamCreate) *cuStreamCreate;
-	__typeof__(cuStreamBeginCapture) *cuStreamBeginCapture;
-	__typeof__(cuStreamEndCapture) *cuStreamEndCapture;
-	CUresult (*cuGraphInstantiate)(CUgraphExec *, CUgraph, unsigned long long);
-	__typeof__(cuGraphLaunch) *cuGraphLaunch;
-	__typeof__(cuGraphDestroy) *cuGraphDestroy;
-	__typeof__(cuGraphExecDestroy) *cuGraphExecDestroy;
-};
-
-static struct graph_api api;
 static CUstream stream;
 static CUevent begin, end;
 static cublasHandle_t cublas;
@@ -257,12 +246,12 @@ static CUgraphExec capture(const struct work *work, enum what what, uint32_t tok
 {
 	CUgraph graph;
 	CUgraphExec exec;
-	GPU_CHECK(api.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	GPU_CHECK(nf4.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	for (int i = 0; i < work->copies; i++)
 		call(work, what, tokens, i);
-	GPU_CHECK(api.cuStreamEndCapture(stream, &graph));
-	GPU_CHECK(api.cuGraphInstantiate(&exec, graph, 0));
-	GPU_CHECK(api.cuGraphDestroy(graph));
+	GPU_CHECK(nf4.cuStreamEndCapture(stream, &graph));
+	GPU_CHECK(nf4.cuGraphInstantiate(&exec, graph, 0));
+	GPU_CHECK(nf4.cuGraphDestroy(graph));
 	return exec;
 }
 
@@ -280,13 +269,13 @@ static struct timing measure(const struct work *work, enum what what, uint32_t t
 	const CUgraphExec exec = capture(work, what, tokens);
 	for (int i = -2; i < REPLAYS; i++) {
 		GPU_CHECK(gpu.cuEventRecord(begin, stream));
-		GPU_CHECK(api.cuGraphLaunch(exec, stream));
+		GPU_CHECK(nf4.cuGraphLaunch(exec, stream));
 		GPU_CHECK(gpu.cuEventRecord(end, stream));
 		GPU_CHECK(gpu.cuEventSynchronize(end));
 		if (i >= 0)
 			GPU_CHECK(gpu.cuEventElapsedTime(&ms[i], begin, end));
 	}
-	GPU_CHECK(api.cuGraphExecDestroy(exec));
+	GPU_CHECK(nf4.cuGraphExecDestroy(exec));
 	qsort(ms, REPLAYS, sizeof *ms, ascending);
 	return (struct timing){(double)ms[REPLAYS / 2] * scale, (double)ms[0] * scale,
 	                       (double)ms[REPLAYS - 1] * scale};
@@ -382,37 +371,19 @@ static void print_heads(void)
 
 /* ---- main ----------------------------------------------------------------------------------- */
 
-static void *symbol(void *library, const char *name)
-{
-	void *address = library ? dlsym(library, name) : NULL;
-	if (!address) {
-		fprintf(stderr, "%s is missing\n", name);
-		exit(EXIT_FAILURE);
-	}
-	return address;
-}
-
 static void open_all(void)
 {
-	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
 	void *blas = dlopen("libcublas.so.13", RTLD_NOW);
 	if (!blas)
 		blas = dlopen("libcublas.so.12", RTLD_NOW);
 	nf4_open();
-	*(void **)&api.cuStreamCreate = symbol(driver, "cuStreamCreate");
-	*(void **)&api.cuStreamBeginCapture = symbol(driver, "cuStreamBeginCapture_v2");
-	*(void **)&api.cuStreamEndCapture = symbol(driver, "cuStreamEndCapture");
-	*(void **)&api.cuGraphInstantiate = symbol(driver, "cuGraphInstantiateWithFlags");
-	*(void **)&api.cuGraphLaunch = symbol(driver, "cuGraphLaunch");
-	*(void **)&api.cuGraphDestroy = symbol(driver, "cuGraphDestroy");
-	*(void **)&api.cuGraphExecDestroy = symbol(driver, "cuGraphExecDestroy");
-	GPU_CHECK(api.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	GPU_CHECK(nf4.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	GPU_CHECK(gpu.cuEventCreate(&begin, CU_EVENT_DEFAULT));
 	GPU_CHECK(gpu.cuEventCreate(&end, CU_EVENT_DEFAULT));
 	cublasStatus_t (*create)(cublasHandle_t *), (*set_stream)(cublasHandle_t, cudaStream_t);
-	*(void **)&create = symbol(blas, "cublasCreate_v2");
-	*(void **)&set_stream = symbol(blas, "cublasSetStream_v2");
-	*(void **)&gemm = symbol(blas, "cublasGemmEx");
+	*(void **)&create = nf4_symbol(blas, "cublasCreate_v2");
+	*(void **)&set_stream = nf4_symbol(blas, "cublasSetStream_v2");
+	*(void **)&gemm = nf4_symbol(blas, "cublasGemmEx");
 	if (create(&cublas) || set_stream(cublas, stream)) {
 		fprintf(stderr, "cuBLAS does not start\n");
 		exit(EXIT_FAILURE);
@@ -421,8 +392,9 @@ static void open_all(void)
 
 static void run_all(void)
 {
-	static const int64_t shapes[][2] = {{1024, 1024}, {2048, 2048},  {4096, 4096},
-	                                    {8192, 8192}, {14336, 4096}, {4096, 14336}};
+	static const int64_t shapes[][2] = {{1024, 1024},  {2048, 2048},  {1024, 4096},
+	                                    {4096, 4096},  {8192, 8192},  {14336, 4096},
+	                                    {4096, 14336}, {128256, 4096}};
 	static const uint32_t tokens[] = {1, 8, 16, 32, 64};
 	struct work work;
 	print_heads();
@@ -437,7 +409,7 @@ static void run_all(void)
 		if (what != WHAT_W8)
 			printf("  %-19s", what_names[what]);
 	printf("\n");
-	for (size_t i = 2; i < sizeof shapes / sizeof *shapes; i++) {
+	for (size_t i = 3; i < sizeof shapes / sizeof *shapes; i++) {
 		make_work(&work, shapes[i][0], shapes[i][1]);
 		run_others(&work);
 		drop_work(&work);

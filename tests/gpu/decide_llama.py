@@ -23,11 +23,18 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 def name_layers(torch, model):
     """Every linear layer's forward pass in an NVTX range of its name."""
+    def enter(name):
+        def hook(*_):
+            torch.cuda.nvtx.range_push(name)  # whose depth must not become the layer's input
+        return hook
+
+    def leave(*_):
+        torch.cuda.nvtx.range_pop()
+
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(
-                lambda _, __, name=name: torch.cuda.nvtx.range_push(name) and None)
-            module.register_forward_hook(lambda *_: torch.cuda.nvtx.range_pop() and None)
+            module.register_forward_pre_hook(enter(name))
+            module.register_forward_hook(leave)
 
 
 def train(ranges):

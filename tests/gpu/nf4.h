@@ -9,6 +9,14 @@ struct nf4_gpu {
 	__typeof__(cuFuncSetAttribute) *cuFuncSetAttribute;
 	__typeof__(cuLaunchKernelEx) *cuLaunchKernelEx;
 	__typeof__(cuOccupancyMaxActiveClusters) *cuOccupancyMaxActiveClusters;
+	__typeof__(cuStreamCreate) *cuStreamCreate;
+	__typeof__(cuStreamDestroy) *cuStreamDestroy;
+	__typeof__(cuStreamBeginCapture) *cuStreamBeginCapture;
+	__typeof__(cuStreamEndCapture) *cuStreamEndCapture;
+	CUresult (*cuGraphInstantiate)(CUgraphExec *, CUgraph, unsigned long long);
+	__typeof__(cuGraphLaunch) *cuGraphLaunch;
+	__typeof__(cuGraphDestroy) *cuGraphDestroy;
+	__typeof__(cuGraphExecDestroy) *cuGraphExecDestroy;
 	struct qs_product_device device;
 	CUfunction pack, fp8_pack, expand;
 	CUfunction product[2][QS_PRODUCT_KINDS]; /* by fp8, T */
@@ -76,16 +84,39 @@ static inline void nf4_describe_device(void)
 	}
 }
 
-static inline void nf4_open(void)
+static inline void *nf4_symbol(void *library, const char *name)
+{
+	void *address = library ? dlsym(library, name) : NULL;
+	if (!address) {
+		fprintf(stderr, "%s is missing\n", name);
+		exit(EXIT_FAILURE);
+	}
+	return address;
+}
+
+static inline void nf4_load_driver(void)
 {
 	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+#define NF4_LOAD(function, name) *(void **)&nf4.function = nf4_symbol(driver, name)
+	NF4_LOAD(cuFuncSetAttribute, "cuFuncSetAttribute");
+	NF4_LOAD(cuLaunchKernelEx, "cuLaunchKernelEx");
+	NF4_LOAD(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters");
+	NF4_LOAD(cuStreamCreate, "cuStreamCreate");
+	NF4_LOAD(cuStreamDestroy, "cuStreamDestroy_v2");
+	NF4_LOAD(cuStreamBeginCapture, "cuStreamBeginCapture_v2");
+	NF4_LOAD(cuStreamEndCapture, "cuStreamEndCapture");
+	NF4_LOAD(cuGraphInstantiate, "cuGraphInstantiateWithFlags");
+	NF4_LOAD(cuGraphLaunch, "cuGraphLaunch");
+	NF4_LOAD(cuGraphDestroy, "cuGraphDestroy");
+	NF4_LOAD(cuGraphExecDestroy, "cuGraphExecDestroy");
+#undef NF4_LOAD
+}
+
+static inline void nf4_open(void)
+{
 	CUmodule module;
 	gpu_open();
-	nf4.cuFuncSetAttribute =
-	        (__typeof__(nf4.cuFuncSetAttribute))dlsym(driver, "cuFuncSetAttribute");
-	nf4.cuLaunchKernelEx = (__typeof__(nf4.cuLaunchKernelEx))dlsym(driver, "cuLaunchKernelEx");
-	nf4.cuOccupancyMaxActiveClusters = (__typeof__(nf4.cuOccupancyMaxActiveClusters))dlsym(
-	        driver, "cuOccupancyMaxActiveClusters");
+	nf4_load_driver();
 	nf4.device.sms = gpu.sms;
 	nf4.device.hopper = gpu_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;
 	GPU_CHECK(gpu.cuModuleLoadData(&module, qs_fatbin_nf4));

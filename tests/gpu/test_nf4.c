@@ -801,6 +801,181 @@ START_TEST(a_weight_with_nan_is_multiplied_from_its_source)
 }
 END_TEST
 
+/* ---- products that begin early -------------------------------------------------------------- */
+
+/* Products in a row, each of which multiplies the result of the one before, in one stream or one
+ * graph. Whoever reads what is not complete yet reads what another round left there. */
+#define LINKS  6
+#define SIDE   1024
+#define ROUNDS 200
+#define MADE   3 /* the link whose weight is packed within the chain, where that is wanted */
+
+struct chain {
+	struct weight weights[LINKS];
+	struct product links[LINKS];
+	struct buffer inputs[2], sources[2]; /* of the first link; of the weight that is packed */
+	struct buffer words;                 /* a descriptor of zeros, and the word `valid`     */
+	struct buffer poison;
+	CUstream stream;
+};
+
+static void make_chain(struct chain *chain)
+{
+	struct call call = with_tokens(plain, 8);
+	for (int i = 0; i < LINKS; i++) {
+		chain->weights[i] = make_weight(i % 2 == 0, SIDE, SIDE, &layouts[0]);
+		pack(&chain->weights[i]);
+		set_valid(&chain->weights[i], 1);
+		chain->links[i] = make_product(&chain->weights[i], call);
+		if (i)
+			chain->links[i].device.x = device_of(&chain->links[i - 1].d);
+	}
+	for (int i = 0; i < 2; i++) {
+		chain->inputs[i] = make_buffer(chain->links[0].x.bytes);
+		fill_normal(&chain->inputs[i], 1);
+		chain->sources[i] = make_buffer(chain->weights[MADE].source.bytes);
+		fill_normal(&chain->sources[i], 0.02f);
+	}
+	chain->words = make_buffer(sizeof(struct qs_weight) + sizeof(uint32_t));
+	memset((void *)(uintptr_t)host_of(&chain->words), 0, sizeof(struct qs_weight));
+	*(uint32_t *)(uintptr_t)(host_of(&chain->words) + sizeof(struct qs_weight)) = 1;
+	upload(&chain->words);
+	chain->poison = make_buffer(chain->links[0].d.bytes);
+	GPU_CHECK(nf4.cuStreamCreate(&chain->stream, CU_STREAM_NON_BLOCKING));
+}
+
+static void drop_chain(struct chain *chain)
+{
+	for (int i = 0; i < LINKS; i++) {
+		drop_product(&chain->links[i]);
+		drop_weight(&chain->weights[i]);
+	}
+	for (int i = 0; i < 2; i++) {
+		drop_buffer(&chain->inputs[i]);
+		drop_buffer(&chain->sources[i]);
+	}
+	drop_buffer(&chain->words);
+	drop_buffer(&chain->poison);
+	GPU_CHECK(nf4.cuStreamDestroy(chain->stream));
+}
+
+static void copy_ahead(struct chain *chain, uint64_t to, uint64_t from, size_t bytes)
+{
+	GPU_CHECK(gpu.cuMemcpyDtoDAsync_v2(to, from, bytes, chain->stream));
+}
+
+/* The weight of a link becomes one of two others, and is packed, as the library does it. */
+static void pack_ahead(struct chain *chain, int which)
+{
+	struct weight *weight = &chain->weights[MADE];
+	void *params[] = {&weight->device};
+	const uint64_t zeros = device_of(&chain->words);
+	copy_ahead(chain, weight->device.source, device_of(&chain->sources[which]),
+	           weight->source.bytes);
+	copy_ahead(chain, weight->device.weight, zeros, sizeof(struct qs_weight));
+	GPU_CHECK(gpu.cuLaunchKernel(weight->fp8 ? nf4.fp8_pack : nf4.pack,
+	                             qs_pack_blocks(SIDE, SIDE, gpu.sms), 1, 1, QS_PACK_THREADS, 1,
+	                             1, 0, chain->stream, params, NULL));
+	copy_ahead(chain, weight->device.weight + offsetof(struct qs_weight, valid),
+	           zeros + sizeof(struct qs_weight), sizeof(uint32_t));
+}
+
+/* A product whose tiles were made on the way does not begin early, nor does one after a copy. */
+static void submit_chain(struct chain *chain, bool early, bool packs, int which)
+{
+	for (int i = 0; i < LINKS; i++)
+		copy_ahead(chain, device_of(&chain->links[i].d), device_of(&chain->poison),
+		           chain->links[i].d.bytes);
+	copy_ahead(chain, device_of(&chain->links[0].x), device_of(&chain->inputs[which]),
+	           chain->inputs[which].bytes);
+	for (int i = 0; i < LINKS; i++) {
+		struct product *link = &chain->links[i];
+		const bool settled = early && i && !(packs && i == MADE);
+		if (packs && i == MADE)
+			pack_ahead(chain, which);
+		link->device.flags &= ~(uint32_t)QS_PRODUCT_EARLY;
+		link->device.flags |= settled ? QS_PRODUCT_EARLY : 0;
+		GPU_CHECK(nf4_launch(&link->device, &link->geometry, link->weight->fp8, settled,
+		                     chain->stream));
+	}
+}
+
+/* What the links give where none begins early, one after the other. */
+static uint8_t *expected_of(struct chain *chain, bool packs, int which)
+{
+	const size_t bytes = chain->links[0].d.bytes;
+	uint8_t *expected = malloc(LINKS * bytes);
+	ck_assert(expected != NULL);
+	submit_chain(chain, false, packs, which);
+	GPU_CHECK(gpu.cuStreamSynchronize(chain->stream));
+	for (size_t i = 0; i < LINKS; i++) {
+		fetch(&chain->links[i].d);
+		memcpy(expected + i * bytes, chain->links[i].d.got + GUARD, bytes);
+	}
+	return expected;
+}
+
+static void compare_chain(struct chain *chain, const uint8_t *expected, int round)
+{
+	const size_t bytes = chain->links[0].d.bytes;
+	for (size_t i = 0; i < LINKS; i++) {
+		fetch(&chain->links[i].d);
+		ck_assert_msg(memcmp(chain->links[i].d.got + GUARD, expected + i * bytes, bytes) ==
+		                      0,
+		              "round %d, link %zu: not what it gives alone", round, i);
+		expect_guards(&chain->links[i].d, "D");
+	}
+}
+
+static CUgraphExec capture_chain(struct chain *chain, bool packs, int which)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	GPU_CHECK(nf4.cuStreamBeginCapture(chain->stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	submit_chain(chain, true, packs, which);
+	GPU_CHECK(nf4.cuStreamEndCapture(chain->stream, &graph));
+	GPU_CHECK(nf4.cuGraphInstantiate(&exec, graph, 0));
+	GPU_CHECK(nf4.cuGraphDestroy(graph));
+	return exec;
+}
+
+/* Two rounds with other inputs before each that is compared: nothing waits between them. */
+static void check_chain(bool packs, bool captured)
+{
+	struct chain chain;
+	uint8_t *expected[2];
+	CUgraphExec execs[2] = {NULL, NULL};
+	make_chain(&chain);
+	for (int i = 0; i < 2; i++) {
+		expected[i] = expected_of(&chain, packs, i);
+		if (captured)
+			execs[i] = capture_chain(&chain, packs, i);
+	}
+	ck_assert(memcmp(expected[0], expected[1], LINKS * chain.links[0].d.bytes) != 0);
+	for (int round = 0; round < 3 * ROUNDS; round++) {
+		if (captured)
+			GPU_CHECK(nf4.cuGraphLaunch(execs[round % 2], chain.stream));
+		else
+			submit_chain(&chain, true, packs, round % 2);
+		if (round % 3 < 2)
+			continue;
+		GPU_CHECK(gpu.cuStreamSynchronize(chain.stream));
+		compare_chain(&chain, expected[round % 2], round);
+	}
+	for (int i = 0; i < 2; i++) {
+		if (captured)
+			GPU_CHECK(nf4.cuGraphExecDestroy(execs[i]));
+		free(expected[i]);
+	}
+	drop_chain(&chain);
+}
+
+START_TEST(products_that_begin_early_give_what_they_give_alone)
+{
+	check_chain(_i % 2, _i / 2);
+}
+END_TEST
+
 /* But a few addresses in that of most tokens in NF4, which spills nothing of what it multiplies. */
 START_TEST(kernels_use_no_local_memory)
 {
@@ -852,6 +1027,8 @@ int main(void)
 	tcase_add_test(tests, a_frozen_weight_is_not_sampled);
 	tcase_add_test(tests, tiles_other_than_the_descriptors_are_not_used);
 	tcase_add_test(tests, a_weight_with_nan_is_multiplied_from_its_source);
+	tests = group(suite, "early");
+	tcase_add_loop_test(tests, products_that_begin_early_give_what_they_give_alone, 0, 4);
 	tests = group(suite, "size");
 	tcase_add_test(tests, kernels_use_no_local_memory);
 	tcase_add_test(tests, weights_beyond_2_to_the_31_elements_are_indexed_in_64_bits);

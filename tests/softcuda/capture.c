@@ -81,6 +81,16 @@ CUresult sc_capture_add(CUstream stream, struct sc_work *work)
 	return CUDA_SUCCESS;
 }
 
+/* More than one node ahead, or one that is no kernel, is not said to be possible. */
+bool sc_capture_early(CUstream stream)
+{
+	const struct sc_nodes *tips = &stream->tips;
+	if (softcuda_knobs.driver < 12030 || tips->count != 1 || !sc_graph_is_kernel(tips->list[0]))
+		return false;
+	softcuda_counters.early_edges++;
+	return true;
+}
+
 /* Does this capture forbid the calling thread what might synchronise behind its back? */
 static bool forbids(const struct sc_capture *capture)
 {

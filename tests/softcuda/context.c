@@ -57,7 +57,7 @@ CUresult CUDAAPI cuDriverGetVersion(int *version)
 {
 	if (!version)
 		return CUDA_ERROR_INVALID_VALUE;
-	*version = 13000;
+	*version = (int)softcuda_knobs.driver;
 	return CUDA_SUCCESS;
 }
 

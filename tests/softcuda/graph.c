@@ -284,6 +284,11 @@ CUresult CUDAAPI cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *coun
 	return sc_leave(CUDA_SUCCESS);
 }
 
+bool sc_graph_is_kernel(CUgraphNode node)
+{
+	return node->work->type == CU_GRAPH_NODE_TYPE_KERNEL;
+}
+
 CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
 {
 	CUresult error = sc_enter();

@@ -11,7 +11,7 @@
  *             sc_clock softcuda_spend
  * stream.c    sc_enter_stream sc_stream_find sc_stream_add sc_streams_drop_context
  * event.c     events
- * capture.c   sc_capture_add sc_capture_check sc_unsafe sc_context_capturing
+ * capture.c   sc_capture_add sc_capture_early sc_capture_check sc_unsafe sc_context_capturing
  * graph.c     sc_graph_new sc_graph_add sc_graph_destroy sc_graph_keep_memory, user objects
  * kernel.c    sc_kernel_node softcuda_register, modules, functions, launches
  * names.c     error names, cuGetProcAddress
@@ -37,12 +37,12 @@ extern struct sc_knobs {
 	long seed, fail_alloc, memory_mib, capability, ptx, cublaslt_version, cublaslt12_version;
 	long heuristics_empty, fail_fp8, fail_module, fail_launch, null_products, inner_lt, strict;
 	long fail_product, fail_event, hold_host, idle_products, fp8_error, slow_product;
-	long product_us, fp8_us, second_us, kernel_us;
+	long product_us, fp8_us, second_us, kernel_us, driver;
 } softcuda_knobs;
 
 extern struct sc_counters {
 	long launches, products, products_bf16, products_fp16, products_fp32, products_fp8;
-	long early_launches;
+	long early_launches, early_reads, early_edges;
 	long allocations, frees, live, bytes, overruns, syncs, queued, ran, heuristics, captures;
 	long loose_heuristics;
 	long graph_launches, modules, products_first, products_second, events;
@@ -216,6 +216,9 @@ void sc_streams_drop_context(CUcontext context);
  * while a blocking stream is being captured (which spoils that capture). */
 CUresult sc_capture_check(CUstream stream);
 CUresult sc_capture_add(CUstream stream, struct sc_work *work);
+/* The next node may begin before the one ahead of it has ended; false if no driver captures that.
+ */
+bool sc_capture_early(CUstream stream);
 struct sc_capture *sc_capture_find(unsigned long long id);
 void sc_capture_spoil(struct sc_capture *capture);
 void sc_capture_leave(CUstream stream);
@@ -231,6 +234,7 @@ CUgraph sc_graph_new(void);
 /* Appends a node, which owns the work. */
 CUgraphNode sc_graph_add(CUgraph graph, struct sc_work *work, const struct sc_nodes *after);
 void sc_graph_destroy(CUgraph graph);
+bool sc_graph_is_kernel(CUgraphNode node);
 /* True if every node of `tips` is an ancestor of, or among, `ends`. */
 bool sc_graph_joined(const struct sc_nodes *tips, const struct sc_nodes *ends);
 /* Makes the graph and its executables the owners of a device allocation. */

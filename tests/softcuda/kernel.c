@@ -3,6 +3,8 @@
  * be launched where a CUfunction is expected, but most questions about functions refuse it. */
 #include "tests/softcuda/inside.h"
 
+#include "kernels/nf4.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -417,12 +419,28 @@ CUresult CUDAAPI cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *off
 	                       param_info(((CUfunction)kernel)->kernel->code, index, offset, size));
 }
 
+/* What a launch may read before the work ahead of it has ended. */
+struct early {
+	const uint64_t *first; /* NULL = nothing                  */
+	size_t count;          /* words                           */
+	uint64_t sum;          /* of them when it was launched    */
+};
+
+static uint64_t sum_of(const struct early *early)
+{
+	uint64_t sum = 0;
+	for (size_t i = 0; i < early->count; i++)
+		sum = (sum ^ early->first[i]) * 0x9e3779b97f4a7c15u;
+	return sum;
+}
+
 /* A launch, complete. */
 struct launch {
 	struct sc_kernel *kernel;            /* never freed                                  */
 	CUfunction function;                 /* as launched, for the node's parameters       */
 	unsigned grid[3], block[3];          /* blocks, threads                              */
 	unsigned shared;                     /* dynamic shared memory, bytes                 */
+	struct early early;                  /* must be then what it is when launched        */
 	void *pointers[SC_PARAMS];           /* filled when a node's parameters are asked for */
 	_Alignas(16) unsigned char params[]; /* the arguments                           */
 };
@@ -455,6 +473,8 @@ static CUresult run_launch(const void *args)
 	void *pointers[SC_PARAMS] = {0};
 	point(launch, pointers);
 	fault = CUDA_SUCCESS;
+	if (launch->early.first && sum_of(&launch->early) != launch->early.sum)
+		softcuda_fault();
 	launch->kernel->code->run(pointers, launch->grid[0], launch->block[0]);
 	if (!launch->kernel->product)
 		softcuda_spend(softcuda_knobs.kernel_us);
@@ -468,6 +488,34 @@ static unsigned cluster_of(const CUlaunchConfig *config)
 		if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
 			return config->attrs[i].value.clusterDim.x;
 	return 1;
+}
+
+/* True if it may begin before the work ahead of it has ended. */
+static bool begins_early(const CUlaunchConfig *config)
+{
+	for (unsigned i = 0; i < config->numAttrs; i++)
+		if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+			return config->attrs[i].value.programmaticStreamSerializationAllowed;
+	return false;
+}
+
+/* The tiles of a product of few tokens that says that it reads them so. */
+static struct early early_of(const struct launch *launch)
+{
+	const char *name = launch->kernel->code->name;
+	const bool fp8 = !strncmp(name, "qs_w8a16_", strlen("qs_w8a16_"));
+	struct qs_product_args args;
+	struct early early = {NULL};
+	if (!fp8 && strncmp(name, "qs_w4a16_", strlen("qs_w4a16_")) != 0)
+		return early;
+	memcpy(&args, launch->params, sizeof args);
+	if (!(args.flags & QS_PRODUCT_EARLY))
+		return early;
+	early.first = (const uint64_t *)(uintptr_t)args.packed;
+	early.count = (size_t)(fp8 ? qs_fp8_bytes(args.n, args.k) : qs_nf4_bytes(args.n, args.k)) /
+	              sizeof *early.first;
+	early.sum = sum_of(&early);
+	return early;
 }
 
 /* One block a multiprocessor, of 132. */
@@ -557,6 +605,14 @@ CUresult sc_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, struct sc_work **
 	             : make_launch(&config, function, params->kernelParams, params->extra, work);
 }
 
+/* A capture that did not take a launch is spoilt. */
+static CUresult refuse(CUstream stream, struct sc_work *work)
+{
+	sc_capture_spoil(stream->capture);
+	sc_work_free(work);
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 static CUresult submit_launch(const CUlaunchConfig *config, CUfunction function, CUstream stream,
                               void **params, void **extra)
 {
@@ -564,13 +620,15 @@ static CUresult submit_launch(const CUlaunchConfig *config, CUfunction function,
 	CUresult error = make_launch(config, function, params, extra, &work);
 	if (error)
 		return error;
+	const struct early early = early_of((struct launch *)work->args);
 	function->kernel->launches++;
 	softcuda_counters.launches += !function->kernel->product;
-	for (unsigned i = 0; i < config->numAttrs; i++)
-		softcuda_counters.early_launches +=
-		        config->attrs[i].id ==
-		                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
-		        config->attrs[i].value.programmaticStreamSerializationAllowed;
+	softcuda_counters.early_launches += begins_early(config);
+	softcuda_counters.early_reads += early.first != NULL;
+	if (!stream->capture)
+		((struct launch *)work->args)->early = early;
+	else if (begins_early(config) && !sc_capture_early(stream))
+		return refuse(stream, work);
 	return sc_submit(stream, work);
 }
 

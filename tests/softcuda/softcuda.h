@@ -72,7 +72,8 @@
  *   memory_mib        memory of each device [8192]
  *   capability        compute capability, major * 10 + minor [90]
  *   ptx               that for which kernels were compiled; 0 = the device's [0]
- *   cublaslt_version  what cublasLtGetVersion of major 13 reports and allows [130100]
+ *   driver            what cuDriverGetVersion reports, 12030 and up: with edges of all kinds
+ * [13000] cublaslt_version  what cublasLtGetVersion of major 13 reports and allows [130100]
  *   cublaslt12_version  the same of major 12 [120900]
  *   heuristics_empty  1: heuristics find nothing, 2: only for fp8 [0]
  *   fail_fp8          the status cublasLtMatmul answers to fp8 operands; 0 = works [0]
@@ -99,6 +100,10 @@
  *   launches          kernel launches, captured ones included, products not
  *   kernel:<name>     the same by name
  *   early_launches    launches that may start before the work ahead of them ends (they never do)
+ *   early_reads       products of few tokens that then read what must be complete when they are
+ *                     launched: if it is something else when they run, they break the context
+ *   early_edges       edges of captured launches that may start early: after one kernel; anything
+ *                     else spoils the capture
  *   products          products submitted, captured ones included
  *   products_bf16 products_fp16 products_fp32 products_fp8   the same by type of A
  *   products_first products_second  products by an algorithm of a heuristic, the second being the

@@ -13,6 +13,7 @@ struct sc_knobs softcuda_knobs = {
         .seed = 1,
         .memory_mib = 8192,
         .capability = 90,
+        .driver = 13000,
         .cublaslt_version = 130100,
         .cublaslt12_version = 120900,
         .strict = 1,
@@ -54,10 +55,13 @@ static const struct name knobs[] = {
         KNOB(hold_host),    KNOB(idle_products),    KNOB(fp8_error),
         KNOB(slow_product), KNOB(product_us),       KNOB(fp8_us),
         KNOB(second_us),    KNOB(kernel_us),        KNOB(ptx),
+        KNOB(driver),
 };
 static const struct name counters[] = {
         COUNTER(launches),
         COUNTER(early_launches),
+        COUNTER(early_reads),
+        COUNTER(early_edges),
         COUNTER(products),
         COUNTER(products_bf16),
         COUNTER(products_fp16),

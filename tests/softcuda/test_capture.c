@@ -69,6 +69,62 @@ static void add(CUstream to, int word, float value)
 	ck_cuda(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, to, params, NULL));
 }
 
+/* The same, by a launch that may begin before the work ahead has ended. */
+static CUresult add_early(float value)
+{
+	static CUfunction f;
+	CUmodule module;
+	uint64_t target = memory, count = 1;
+	void *params[] = {&target, &value, &count};
+	CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+	                           .value.programmaticStreamSerializationAllowed = 1};
+	const CUlaunchConfig config = {.gridDimX = 1,
+	                               .gridDimY = 1,
+	                               .gridDimZ = 1,
+	                               .blockDimX = 1,
+	                               .blockDimY = 1,
+	                               .blockDimZ = 1,
+	                               .hStream = stream,
+	                               .attrs = &early,
+	                               .numAttrs = 1};
+	if (!f) {
+		ck_cuda(cuModuleLoadData(&module, "image"));
+		ck_cuda(cuModuleGetFunction(&f, module, "softcuda_add"));
+	}
+	return cuLaunchKernelEx(&config, f, params, NULL);
+}
+
+START_TEST(an_early_launch_is_captured_after_one_kernel)
+{
+	start(CU_STREAM_NON_BLOCKING);
+	begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+	add(stream, 0, 2);
+	ck_cuda(add_early(3));
+	CUgraphExec exec = instantiate(end());
+	ck_cuda(cuGraphLaunch(exec, stream));
+	ck_cuda(cuStreamSynchronize(stream));
+	ck_assert_float_eq(((volatile float *)words())[0], 5);
+	ck_assert_int_eq(softcuda_get("early_launches"), 1);
+	ck_assert_int_eq(softcuda_get("early_edges"), 1);
+}
+END_TEST
+
+START_TEST(an_early_launch_after_anything_else_spoils_the_capture)
+{
+	start(CU_STREAM_NON_BLOCKING);
+	begin(CU_STREAM_CAPTURE_MODE_RELAXED);
+	if (_i == 1)
+		ck_cuda(cuMemsetD32Async(memory, 1, 1, stream));
+	if (_i == 2)
+		add(stream, 0, 2);
+	if (_i == 2)
+		softcuda_set("driver", 12020);
+	ck_assert_int_eq(add_early(3), CUDA_ERROR_NOT_SUPPORTED);
+	ck_spoilt();
+	ck_assert_int_eq(softcuda_get("early_edges"), 0);
+}
+END_TEST
+
 START_TEST(captured_work_runs_once_per_launch_and_not_before)
 {
 	start(0);
@@ -482,6 +538,8 @@ int main(void)
 	Suite *suite = suite_create("softcuda capture");
 	TCase *tests = tcase_create("capture");
 	tcase_add_test(tests, captured_work_runs_once_per_launch_and_not_before);
+	tcase_add_test(tests, an_early_launch_is_captured_after_one_kernel);
+	tcase_add_loop_test(tests, an_early_launch_after_anything_else_spoils_the_capture, 0, 3);
 	tcase_add_test(tests, a_fork_joined_by_events_is_one_graph_whose_order_is_kept);
 	tcase_add_test(tests, branches_of_a_graph_run_in_either_order);
 	tcase_add_test(tests, a_fork_that_is_not_joined_ends_the_capture_with_904);

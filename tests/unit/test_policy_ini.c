@@ -23,7 +23,7 @@ START_TEST(options_of_every_section_are_read)
 	                                         "[cache]\nvalidity = each\nmax_keys = 64\n"
 	                                         "[numerics]\nmin_sqnr = 25.5\ncheck_every = 0\n"
 	                                         "[tune]\nmin_gain = 5%\nbudget_ms = 10\nfile = t\n"
-	                                         "[engine]\ncublaslt = any\n"
+	                                         "[engine]\ncublaslt = any\nearly = never\n"
 	                                         "[log]\nlevel = all\nfile = f\nout = o\n"
 	                                         "summary = 1\nquiet = 1\n");
 	const struct qs_options *options = qs_policy_options(policy);
@@ -36,6 +36,7 @@ START_TEST(options_of_every_section_are_read)
 	ck_assert_double_eq(options->budget_ms, 10);
 	ck_assert_str_eq(options->tuned_file, "t");
 	ck_assert(options->cublaslt_any && options->quiet);
+	ck_assert_int_eq(options->early, QS_EARLY_NEVER);
 	ck_assert_str_eq(options->log_file, "f");
 	ck_assert_str_eq(options->out_dir, "o");
 	ck_assert_int_eq(options->summary, QS_SUMMARY_ALWAYS);
@@ -721,16 +722,16 @@ END_TEST
 
 /* Showing ------------------------------------------------------------------------------------ */
 
-static const char full[] =
-        VERSION "mode = shadow\nprocess = python*, !gcc*\n"
-                "[cache]\nmax_mib = 512\n[numerics]\nmin_sqnr = 22.25\n[tune]\nmin_gain = 4.5%\n"
-                "[engine]\ncublaslt = any\n[log]\nlevel = dispatch, cache\nsummary = 0\n"
-                "[rule head]\nlayer = *lm_head*, re:^x(y|z)$\nlayer = !*a*\naction = bf16\n"
-                "[rule mlp]\nm = %16\nn = 512..\nk = 1024.., %16\nmnk = 4e9..\nmin_dim = 16..\n"
-                "tokens = 1..\nin = 2048..\nout = !7\nweight = -7..-1\nsteps = 100..\n"
-                "role = fwd, dgrad\nop = TN\napi = cublasLt*\naction = fp8\nscale = row\n"
-                "format = e4m3\nstrategy = performant\nmin_sqnr = 17.5\n"
-                "[default]\naction = auto\nscale = tensor\n";
+static const char full[] = VERSION
+        "mode = shadow\nprocess = python*, !gcc*\n"
+        "[cache]\nmax_mib = 512\n[numerics]\nmin_sqnr = 22.25\n[tune]\nmin_gain = 4.5%\n"
+        "[engine]\ncublaslt = any\nearly = always\n[log]\nlevel = dispatch, cache\nsummary = 0\n"
+        "[rule head]\nlayer = *lm_head*, re:^x(y|z)$\nlayer = !*a*\naction = bf16\n"
+        "[rule mlp]\nm = %16\nn = 512..\nk = 1024.., %16\nmnk = 4e9..\nmin_dim = 16..\n"
+        "tokens = 1..\nin = 2048..\nout = !7\nweight = -7..-1\nsteps = 100..\n"
+        "role = fwd, dgrad\nop = TN\napi = cublasLt*\naction = fp8\nscale = row\n"
+        "format = e4m3\nstrategy = performant\nmin_sqnr = 17.5\n"
+        "[default]\naction = auto\nscale = tensor\n";
 
 START_TEST(shown_policy_reads_back_as_the_same)
 {

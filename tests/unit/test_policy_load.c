@@ -209,6 +209,7 @@ START_TEST(nf4_decode_preset_takes_few_tokens_forward)
 	ck_assert_int_eq(qs_policy_choose(policy, &subject).action, QS_ACTION_NF4);
 	key.n = 65;
 	ck_assert_int_eq(qs_policy_choose(policy, &subject).action, QS_ACTION_AUTO);
+	ck_assert_int_eq(qs_policy_options(policy)->early, QS_EARLY_ALWAYS);
 	qs_policy_free(policy);
 }
 END_TEST

@@ -451,6 +451,7 @@ START_TEST(defaults_are_the_documented_ones)
 	ck_assert_double_eq(options.budget_ms, 2000);
 	ck_assert_str_eq(options.out_dir, "");
 	ck_assert(!options.quiet && !options.cublaslt_any);
+	ck_assert_int_eq(options.early, QS_EARLY_EAGER);
 	ck_assert_uint_eq(options.log_levels, 1u << QS_LOG_ERROR | 1u << QS_LOG_WARN);
 }
 END_TEST
