@@ -109,8 +109,8 @@ def decisions(folder=None):
 
 
 def shape(key):
-    """(operations, m, n, k) of a key's text."""
-    found = re.match(r"(\S+) m=(\d+) n=(\d+) k=(\d+)", key)
+    """(operations, m, n, k) of a key's text; of a range of tokens, as the tuned file has, the last."""
+    found = re.match(r"(\S+) m=(\d+) n=(?:\d+\.\.)?(\d+) k=(?:\d+\.\.)?(\d+)", key)
     return (found[1], *map(int, found.groups()[1:])) if found else None
 
 

@@ -16,7 +16,7 @@ from support import DGRAD, FP8, FWD, LT_MATMUL, SLOT, UNKNOWN, WGRAD, counters, 
 
 ROW = """
 [product]
-key = TN m=4096 n=4096 k=4096 bf16
+key = TN m=4096 n=3946..4931 k=4096 bf16 fwd
 measured = fp8
 scale = auto
 ours_us = 80
@@ -37,7 +37,8 @@ class Rows(unittest.TestCase):
     def test_whole_rows_are_read(self):
         rows = tuned_rows(ABOUT + ROW + SECOND)
         self.assertEqual([row.get("sqnr") for row in rows], [None, "28.5"])
-        self.assertEqual(shape(rows[0]["key"]), ("TN", 4096, 4096, 4096))
+        self.assertEqual(shape(rows[0]["key"]), ("TN", 4096, 4931, 4096))
+        self.assertEqual(shape("NT m=256 n=512 k=21..25 bf16 wgrad"), ("NT", 256, 512, 25))
         self.assertIsNone(shape("other"))
 
     def test_anything_else_is_refused(self):
@@ -99,8 +100,8 @@ GOOD = {"normal": ("fp8", "auto"), "column": ("native", "sqnr"), "tokens": ("fp8
 
 def outlier_rows():
     def row(kind, scale, action, sqnr):
-        return {"key": f"TN m={OUT[kind]} n=4096 k=8192 bf16", "measured": "fp8", "scale": scale,
-                "action": action, "sqnr": sqnr}
+        return {"key": f"TN m={OUT[kind]} n=3946..4931 k=8192 bf16 fwd", "measured": "fp8",
+                "scale": scale, "action": action, "sqnr": sqnr}
     return [row("normal", "auto", "fp8", "28.5"), row("column", "auto", "native", "0.1"),
             row("column", "row", "native", "2.3"), row("tokens", "auto", "native", "0.3"),
             row("tokens", "row", "fp8", "26.2")]
