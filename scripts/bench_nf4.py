@@ -3,10 +3,10 @@
 
 Forward, no bias, few tokens: qshim told to keep weights in NF4, qshim told to keep them in fp8
 unverified (validity = frozen), qshim as a bare preload has it (the default policy), and where they
-are installed bitsandbytes and torchao, whose weights are NF4 from the start. A step calls as many layers as it takes for no weight, nor its 4-bit form, to
-be in the L2 when its turn comes. It is timed as a replayed CUDA graph and launched eagerly; times
-are per call. Memory is what a process has on the device for one layer beyond its input: weight,
-temporaries, and what qshim keeps beside the weight.
+are installed bitsandbytes and torchao, whose weights are NF4 from the start. A step calls as many
+layers as it takes for no weight, nor its 4-bit form, to be in the L2 when its turn comes. It is timed
+as a replayed CUDA graph and launched eagerly; times are per call. Memory is what a process has on the
+device for one layer beyond its input: weight, temporaries, and what qshim keeps beside the weight.
 """
 import functools
 import itertools
