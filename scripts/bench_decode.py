@@ -18,7 +18,7 @@ from bench_lib import Column
 
 MODEL = {"title": "8 B", "hidden": 4096, "ffn": 14336, "layers": 32, "heads": 32, "kv_heads": 8,
          "vocabulary": 128256}
-BATCHES, QUICK_BATCHES = (1, 8, 32), (1, 32)
+BATCHES = (1, 8, 32)
 CONTEXT = 512     # positions of the static cache
 PROMPT = 16       # tokens given to generate()
 NEW_TOKENS = 32   # tokens it makes
@@ -259,10 +259,10 @@ def tokens_of(kind):
 
 def effort_for(kind, quick):
     if kind == "generate":
-        return bench_lib.Effort(blocks=2 if quick else 4, block_ms=0, warm_ms=0, warm_reps=2,
-                                least_reps=1, apart=False)
-    return bench_lib.Effort(blocks=4 if quick else 8, block_ms=80, warm_ms=40, apart=False,
-                            wake=True)
+        return bench_lib.Effort(blocks=2 if quick else 4, block_ms=0, warm_ms=0,
+                                warm_reps=1 if quick else 2, least_reps=1, apart=False)
+    return bench_lib.Effort(blocks=4 if quick else 8, block_ms=40 if quick else 80, warm_ms=40,
+                            apart=False, wake=True)
 
 
 def measure_kind(sides, kind, missing, effort):
@@ -304,11 +304,10 @@ def main():
     arguments = bench_lib.parse(p, batch_of)
     settings = {"native": None, "nf4": bench_lib.policy_of(arguments) or PRESET, "fp8": FROZEN}
     kinds = [kind for kind in KINDS if kind != "lean" or arguments.lean]
-    batches = QUICK_BATCHES if arguments.quick else BATCHES
     with bench_lib.Sides(__file__, settings, arguments.library) as sides:
         report = bench_lib.Report(__file__, arguments, sides,
                                   effort_for("graph", arguments.quick))
-        for case in arguments.shapes or [{"batch": batch} for batch in batches]:
+        for case in arguments.shapes or [{"batch": batch} for batch in BATCHES]:
             report.add(measure(sides, case, kinds, arguments.quick))
         report.finish(limit=LIMIT, below=slow(report.data["results"]))
     print(bench_tables.table("decode", report.data))

@@ -30,7 +30,7 @@ LIMIT_S = 300       # a child that has not answered by then is given up
 LEAVE_S = 20        # and one that does not leave by then is killed
 REPLY_FD = "BENCH_REPLY_FD"
 FAST_MS = 1.0       # above this, the GPU's own time is not measured apart: launching costs nothing
-OURS = ("native", "qshim", "nf4", "fp8")  # columns that must not fail; the others may be unavailable
+OURS = ("native", "qshim", "nf4", "fp8", "auto")  # must not fail; other columns may be unavailable
 LONGEST_REPS = 32   # repetitions of a block: their launches must fit in the driver's queue
 CORES = 8           # that all children share: they never compute at the same time
 

@@ -2,11 +2,11 @@
 """A square nn.Linear whose weight stays quantised, natively and under qshim, in one run.
 
 Forward, no bias, few tokens: qshim told to keep weights in NF4, qshim told to keep them in fp8
-unverified (validity = frozen), and where they are installed bitsandbytes and torchao, whose weights
-are NF4 from the start. A step calls as many layers as it takes for no weight, nor its 4-bit form, to
-be in the L2 when its turn comes. It is timed as a replayed CUDA graph and launched eagerly; times
-are per call. Memory is what a process has on the device for one layer beyond its input: weight,
-temporaries, and what qshim keeps beside the weight.
+unverified (validity = frozen), qshim as a bare preload has it (the default policy), and where they
+are installed bitsandbytes and torchao, whose weights are NF4 from the start. A step calls as many
+layers as it takes for no weight, nor its 4-bit form, to be in the L2 when its turn comes. It is timed
+as a replayed CUDA graph and launched eagerly; times are per call. Memory is what a process has on the
+device for one layer beyond its input: weight, temporaries, and what qshim keeps beside the weight.
 """
 import functools
 import itertools
@@ -18,12 +18,13 @@ import bench_worker
 from bench_lib import Column
 
 TOKENS, HIDDEN = (1, 8, 32, 128, 512), (1024, 2048, 4096, 8192)
-QUICK_TOKENS, QUICK_HIDDEN = (1, 32, 512), (4096, 8192)
+QUICK_TOKENS, QUICK_HIDDEN = (1, 32, 128, 512), (4096, 8192)
 ROTATED = 512 << 20  # bytes of bf16 weights in a step; in NF4 they are 136 MiB, twice an H200's L2
 NF4 = {"QSHIM_SET": "default.action=nf4"}
 FROZEN = {"QSHIM_SET": "default.action=fp8;cache.validity=frozen"}
 PEERS = {"bitsandbytes": "bitsandbytes", "torchao": "torchao", "torchao compiled": "torchao"}
-OWN = (("native", "native", "linear"), ("nf4", "nf4", "linear"), ("fp8", "fp8", "linear"))
+SHIMMED = ("nf4", "fp8", "auto")
+OWN = tuple((side, side, "linear") for side in ("native", *SHIMMED))
 MODES = ("graph", "eager")
 
 
@@ -176,7 +177,7 @@ def measure(sides, columns, case, effort, kept):
     calls = layers_of(case["hidden"])
     row = {**case, "calls": calls}
     row["graph"] = measure_mode(sides, "graph", columns, missing, calls, effort)
-    counters = {name: sides[name].counters() for name in ("nf4", "fp8")}
+    counters = {name: sides[name].counters() for name in SHIMMED}
     row["eager"] = measure_mode(sides, "eager", columns, missing, calls, effort)
     row["served"] = {name: bench_lib.served(counters[name], sides[name].counters())
                      for name in counters}
@@ -199,7 +200,8 @@ def cases_for(arguments):
 def main():
     p = bench_lib.parser(__doc__, "TOKENSxHIDDEN, comma-separated")
     arguments = bench_lib.parse(p, shape)
-    settings = {"native": None, "nf4": bench_lib.policy_of(arguments) or NF4, "fp8": FROZEN}
+    settings = {"native": None, "nf4": bench_lib.policy_of(arguments) or NF4, "fp8": FROZEN,
+                "auto": {}}
     effort = bench_lib.Effort(blocks=4 if arguments.quick else 8, block_ms=10, warm_ms=10,
                               warm_reps=2, apart=False, wake=True)
     with bench_lib.Sides(__file__, settings, arguments.library) as sides:

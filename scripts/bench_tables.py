@@ -213,7 +213,7 @@ def served_share(products):
 def nf4(report):
     """Microseconds natively, ratios of the others; memory for one layer."""
     labels = [label for label in report["results"][0]["memory"] if label != "native"]
-    titles = {"nf4": "NF4", "fp8": "frozen fp8"}
+    titles = {"nf4": "NF4", "fp8": "frozen fp8", "auto": "default policy"}
     head = ["tokens", "hidden", "native, µs", "NF4, µs", "NF4 calls served",
             *(titles.get(label, label) for label in labels), "eager: native, µs",
             *(titles.get(label, label) for label in labels), "MiB: native",
@@ -234,7 +234,8 @@ def nf4(report):
 def nf4_progress(row):
     get = row["graph"].get
     print(f"{row['tokens']} x {row['hidden']}: {us(get('native'))} us, NF4 x{ratio(get('nf4'))}, "
-          f"frozen fp8 x{ratio(get('fp8'))}", file=sys.stderr)
+          f"frozen fp8 x{ratio(get('fp8'))}, default policy x{ratio(get('auto'))} "
+          f"({served_share(row['served']['auto'])} served)", file=sys.stderr)
 
 
 DECODE_KINDS = {"graph": "CUDA graph", "products": "its products alone",

@@ -185,7 +185,8 @@ class LockStep(unittest.TestCase):
         self.assertIn(b"noise", result.stderr)
 
     def kept_sides(self):
-        return bench_lib.Sides(__file__, {"native": None, "nf4": {}, "fp8": {}}, HARMLESS)
+        return bench_lib.Sides(__file__, {"native": None, "nf4": {}, "fp8": {}, "auto": {}},
+                               HARMLESS)
 
     def nf4_row(self, sides, kept, **case):
         columns = bench_nf4.OWN + (("peer", "native", "peer"),)
@@ -197,7 +198,8 @@ class LockStep(unittest.TestCase):
             row = self.nf4_row(sides, {})
         self.assertEqual(row["calls"], 16)
         self.assertAlmostEqual(row["graph"]["native"]["ms"]["median"], 3.2 / 16)
-        self.assertEqual(row["eager"]["fp8"]["ratio"]["median"], 1.0)
+        self.assertEqual([row["eager"][side]["ratio"]["median"] for side in bench_nf4.SHIMMED],
+                         [1.0] * 3)
         self.assertEqual((row["graph"]["peer"]["ratio"]["median"], row["eager"]["peer"]),
                          (1.0, {"error": "refused"}))
         self.assertEqual(bench_lib.failures(row), [])
@@ -211,7 +213,7 @@ class LockStep(unittest.TestCase):
         self.assertEqual([row["memory"]["nf4"] * 16 - own for row in rows], [107, 167, 40])
         self.assertEqual((rows[0]["memory"]["native"], rows[0]["memory"]["peer"]),
                          (own / 16, None))
-        self.assertEqual(rows[0]["uses"]["nf4"]["nf4"], 3)
+        self.assertEqual([rows[0]["uses"][side]["nf4"] for side in bench_nf4.SHIMMED], [3] * 3)
 
     def test_decode_measures_every_kind_per_token(self):
         limit, bench_decode.effort_for = bench_decode.effort_for, lambda kind, quick: Effort(
@@ -373,7 +375,7 @@ class Figures(unittest.TestCase):
     def test_peers_have_columns_only_where_they_are_installed(self):
         both = {"bitsandbytes": "0.50", "torchao": "0.15"}
         labels = [label for label, *_ in bench_nf4.columns_for(both, quick=False)]
-        self.assertEqual(labels, ["native", "nf4", "fp8", "bitsandbytes", "torchao",
+        self.assertEqual(labels, ["native", "nf4", "fp8", "auto", "bitsandbytes", "torchao",
                                   "torchao compiled"])
         self.assertNotIn("torchao compiled",
                          [label for label, *_ in bench_nf4.columns_for(both, quick=True)])
@@ -544,10 +546,13 @@ def llama_report():
 
 def nf4_report(**more):
     row = {"tokens": 32, "hidden": 8192, "calls": 4, "uses": {}, "eager": {
-        "native": figure(0.04), "nf4": figure(0.02, 2.0), "fp8": {"error": "x"}},
-        "graph": {"native": figure(0.0342), "nf4": figure(0.0125, 2.74), "fp8": figure(0.02, 1.7)},
-        "memory": {"native": 128 << 20, "nf4": 162 << 20, "fp8": None},
-        "served": {"nf4": [{"calls": 8, "replaced": 6}], "fp8": []}}
+        "native": figure(0.04), "nf4": figure(0.02, 2.0), "fp8": {"error": "x"},
+        "auto": figure(0.032, 1.25)},
+        "graph": {"native": figure(0.0342), "nf4": figure(0.0125, 2.74), "fp8": figure(0.02, 1.7),
+                  "auto": figure(0.0285, 1.2)},
+        "memory": {"native": 128 << 20, "nf4": 162 << 20, "fp8": None, "auto": 129 << 20},
+        "served": {"nf4": [{"calls": 8, "replaced": 6}], "fp8": [],
+                   "auto": [{"calls": 8, "replaced": 2}]}}
     return report_of("bench_nf4.py", [row], absent=["bitsandbytes", "torchao"], **more)
 
 
@@ -659,8 +664,9 @@ class Tables(unittest.TestCase):
     def test_nf4_has_times_ratios_and_memory_and_says_which_peer_is_absent(self):
         out = self.table("nf4", nf4_report()).splitlines()
         self.assertIn("Not installed: bitsandbytes, torchao.", out[0])
-        self.assertEqual(out[4], "| 32 | 8192 | 34.2 | 12.5 | 75 % | 2.74 (2.73–2.75) | 1.70 "
-                                 "| 40.0 | 2.00 | – | 128.0 | 162.0 | – |")
+        self.assertEqual(out[2].count("default policy"), 3)
+        self.assertEqual(out[4], "| 32 | 8192 | 34.2 | 12.5 | 75 % | 2.74 (2.73–2.75) | 1.70 | 1.20 "
+                                 "| 40.0 | 2.00 | – | 1.25 | 128.0 | 162.0 | – | 129.0 |")
         self.assertEqual(len({line.count("|") for line in out[2:5]}), 1)
 
     def test_decode_has_a_row_for_each_kind_and_says_what_is_kept_and_what_is_slow(self):
@@ -800,6 +806,20 @@ class CommandLines(unittest.TestCase):
             bench_linear.shape(text)
         self.assertEqual(set(bench_linear.QUICK.split(",")) - set(bench_linear.FULL.split(",")),
                          set())
+
+    def test_a_quick_run_of_square_layers_has_four_counts_of_tokens_at_two_widths(self):
+        arguments = bench_lib.argparse.Namespace(shapes=None, quick=True)
+        cases = [(c["hidden"], c["tokens"]) for c in bench_nf4.cases_for(arguments)]
+        self.assertEqual(cases, [(h, t) for h in (4096, 8192) for t in (1, 32, 128, 512)])
+        arguments.shapes = [{"tokens": 8, "hidden": 64}]
+        self.assertEqual(bench_nf4.cases_for(arguments), arguments.shapes)
+
+    def test_progress_of_square_layers_says_what_the_default_policy_served(self):
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            bench_tables.nf4_progress(nf4_report()["results"][0])
+        self.assertEqual(err.getvalue(), "32 x 8192: 34.2 us, NF4 x2.74, frozen fp8 x1.70, "
+                                         "default policy x1.20 (25 % served)\n")
 
     def test_progress_goes_to_stderr(self):
         out, err = io.StringIO(), io.StringIO()
