@@ -59,13 +59,6 @@ def measure(sides, rounds):
     return times
 
 
-def figures(times):
-    """Of one entry point: microseconds of each side, and how many more than the native call."""
-    return {name: {"us": bench_lib.spread(us),
-                   "more": bench_lib.spread([u - n for u, n in zip(us, times["native"])])}
-            for name, us in times.items()}
-
-
 def main():
     arguments = bench_lib.parse(bench_lib.parser(__doc__))
     program()  # or its absence is told before anything is started
@@ -75,7 +68,7 @@ def main():
             side.ask("load", case={})
         report = bench_lib.Report(__file__, arguments, sides, bench_lib.Effort(blocks=rounds))
         for entry, times in measure(sides, rounds).items():
-            report.add({"entry": entry, "columns": figures(times)})
+            report.add({"entry": entry, "columns": bench_lib.host_figures(times)})
         report.finish()
     print(bench_tables.table("host", report.data))
 

@@ -278,6 +278,13 @@ def per_call(columns, calls):
     return out
 
 
+def host_figures(times):
+    """Side -> microseconds of a call in each round, as figures: those of each side, and how many more
+    than natively in the same round."""
+    return {side: {"us": spread(us), "more": spread([u - n for u, n in zip(us, times["native"])])}
+            for side, us in times.items()}
+
+
 def served(before, after):
     """Products called between two readings of Side.counters(): which, how often, how many in fp8."""
     rows = []

@@ -167,15 +167,29 @@ def llama(report):
     return markdown(head, rows, text_columns=2)
 
 
+def around(value, sign=""):
+    """6.97 (6.74–7.50): the median with the 20th and 80th percentile."""
+    return f"{value['median']:{sign}.2f} ({value['p20']:.2f}–{value['p80']:.2f})"
+
+
 def host(report):
     """Microseconds of the calling thread: a call of each side, and how many more than natively."""
-    def cell(value, sign=""):
-        return f"{value['median']:{sign}.2f} ({value['p20']:.2f}–{value['p80']:.2f})"
     sides = list(report["results"][0]["columns"])
     head = ["µs of the CPU", "native", *sides[1:]]
-    rows = [[f"`{row['entry']}`", cell(row["columns"]["native"]["us"]),
-             *(cell(row["columns"][s]["more"], "+") for s in sides[1:])]
+    rows = [[f"`{row['entry']}`", around(row["columns"]["native"]["us"]),
+             *(around(row["columns"][s]["more"], "+") for s in sides[1:])]
             for row in report["results"]]
+    return markdown(head, rows)
+
+
+def launch(report):
+    """Microseconds of the calling thread, by operation and by how many weights are watched."""
+    head = ["µs of the CPU a launch", "weights", "of them kept", "native", "qshim", "difference"]
+    rows = []
+    for row in report["results"]:
+        native, qshim = row["columns"]["native"], row["columns"]["qshim"]
+        rows.append([f"`{row['operation']}`", str(row["weights"]), str(row["kept"]),
+                     around(native["us"]), around(qshim["us"]), around(qshim["more"], "+")])
     return markdown(head, rows)
 
 
@@ -283,7 +297,7 @@ def programs(report):
 
 TABLES = {"linear": linear, "lossless": lossless, "sweep": sweep, "layer": layer, "llama": llama,
           "nf4": nf4, "decode": decode, "programs": programs, "host": host,
-          "quantize": quantize}
+          "launch": launch, "quantize": quantize}
 
 
 def table(name, report):

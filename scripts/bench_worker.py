@@ -159,16 +159,21 @@ def make_all(makers, case):
     return steps, {}, missing
 
 
+def settle(step, stream):
+    """Eager passes in `stream`, each waited for: a library decides about the products and comes to
+    keep the weights."""
+    for _ in range(PASSES):
+        step()
+        stream.synchronize()
+
+
 def captured(step):
-    """Captures step() in a CUDA graph; returns the function that replays it. In the eager passes
-    before, each waited for, a library decides about the products and comes to keep the weights."""
+    """Captures step() in a CUDA graph; returns the function that replays it."""
     import torch
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.no_grad():
-        for _ in range(PASSES):
-            step()
-            stream.synchronize()
+        settle(step, stream)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
         step()

@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import bench_decode  # noqa: E402
+import bench_launch  # noqa: E402
 import bench_layer  # noqa: E402
 import bench_lib  # noqa: E402
 import bench_linear  # noqa: E402
@@ -84,7 +85,7 @@ def pretended(case):
     steps = {"work": work, "slow": lambda: 10 * work(), "fail": fail, "noise": noise,
              "die": lambda: os._exit(7), "sleep": lambda: time.sleep(60)}
     steps |= {name: work for name in ("linear graph", "linear eager", "graph", "products",
-                                      "generate", "peer graph")}
+                                      "generate", "peer graph", *bench_launch.OPERATIONS)}
     answers = {"calls": lambda: len(calls), "memory linear": lambda: 6 << 20}
     return steps, answers, {"peer": "not installed", "peer eager": "refused", "lean": "no compiler"}
 
@@ -214,6 +215,30 @@ class LockStep(unittest.TestCase):
         self.assertEqual((rows[0]["memory"]["native"], rows[0]["memory"]["peer"]),
                          (own / 16, None))
         self.assertEqual([rows[0]["uses"][side]["nf4"] for side in bench_nf4.SHIMMED], [3] * 3)
+
+    def launch_rows(self, **case):
+        with self.sides(("native", "qshim")) as sides:
+            return list(bench_launch.measure(
+                sides, {"weights": 2, "ms": 0.064, **case},
+                Effort(blocks=2, block_ms=1, warm_ms=0, warm_reps=1, apart=False)))
+
+    def test_launches_are_measured_one_by_one_and_the_kept_weights_counted(self):
+        rows = self.launch_rows(keep=2 * bench_launch.KEPT_BYTES)
+        self.assertEqual([row["operation"] for row in rows], list(bench_launch.OPERATIONS))
+        for row in rows:
+            self.assertAlmostEqual(row["columns"]["native"]["us"]["median"], 4.0)
+            self.assertAlmostEqual(row["columns"]["qshim"]["more"]["median"], 0.0)
+        bench_launch.check(rows)
+
+    def test_weights_that_are_not_all_kept_or_too_many_fail_the_run(self):
+        for size, kept in ((2 * bench_launch.KEPT_BYTES - 1, 1), (3 * bench_launch.KEPT_BYTES, 3)):
+            rows = self.launch_rows(keep=size)
+            with self.assertRaisesRegex(bench_lib.Failed, f"{kept} of 2 weights were kept"):
+                bench_launch.check(rows)
+
+    def test_a_launch_that_fails_is_named(self):
+        with self.assertRaisesRegex(bench_lib.Failed, "qshim: out of memory"):
+            bench_launch.microseconds({"native": blocks(1), "qshim": {"error": "out of memory"}})
 
     def test_decode_measures_every_kind_per_token(self):
         limit, bench_decode.effort_for = bench_decode.effort_for, lambda kind, quick: Effort(
@@ -649,6 +674,15 @@ class Tables(unittest.TestCase):
         self.assertEqual(out[2], "| `cublasGemmEx` | 3.00 (2.90–3.10) | +0.10 (0.00–0.20) "
                                  "| +4.50 (4.40–4.60) |")
 
+    def test_launch_has_both_times_and_their_difference_by_the_weights_kept(self):
+        times = {"native": [3.0, 3.5, 4.0], "qshim": [3.25, 3.75, 4.5]}
+        row = {"weights": 200, "kept": 199, "operation": "add_",
+               "columns": bench_lib.host_figures(times)}
+        out = self.table("launch", report_of("bench_launch.py", [row])).splitlines()
+        self.assertEqual(out[2], "| `add_` | 200 | 199 | 3.50 (3.20–3.80) | 3.75 (3.45–4.20) "
+                                 "| +0.25 (0.25–0.40) |")
+        self.assertEqual(len({line.count("|") for line in out[:3]}), 1)
+
     def test_quantize_has_percents_of_the_copy_by_size_and_form(self):
         def row(step, form, gb_s):
             return {"step": step, "form": form, "inner": 4096, "outer": 8192, "gb_s": gb_s}
@@ -780,7 +814,7 @@ class CommandLines(unittest.TestCase):
     def test_mistakes_end_with_status_2_before_anything_runs(self):
         here = ["--library", __file__]
         for script in ("bench_linear.py", "bench_layer.py", "bench_llama.py", "bench_nf4.py",
-                       "bench_decode.py", "bench_programs.py"):
+                       "bench_decode.py", "bench_programs.py", "bench_launch.py"):
             self.assertIn("--nonsense", self.refused(script, *here, "--nonsense"))
             self.assertIn("no/such is missing", self.refused(script, "--library", "no/such"))
             self.assertIn("--shapes", self.refused(script, *here, "--shapes", "12x"))
