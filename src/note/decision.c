@@ -100,6 +100,8 @@ static size_t make_line(const struct qs_decision *d, const char *key)
 	qs_json_text(&json, "layer", d->layer, TEXT_ROOM);
 	qs_json_text(&json, "rule", d->rule, TEXT_ROOM);
 	qs_json_text(&json, "action", qs_action_name(d->action), WORD_ROOM);
+	if (d->action == QS_ACTION_FP8)
+		qs_json_text(&json, "scale", d->rows ? "row" : "tensor", WORD_ROOM);
 	qs_json_text(&json, "reason", qs_reason_code(d->reason), WORD_ROOM);
 	qs_json_text(&json, "detail", d->detail, TEXT_ROOM);
 	qs_json_text(&json, "library", d->library, PATH_ROOM);
@@ -114,8 +116,9 @@ static void tell(const struct qs_decision *d, const char *key)
 	char weight[16] = "";
 	if (d->weight >= 0)
 		snprintf(weight, sizeof weight, " w%d", (int)d->weight);
-	qs_message(QS_LOG_DISPATCH, "%s%s%s%s%s -> %s (%s%s%s%s%s)", key, d->layer ? " [" : "",
+	qs_message(QS_LOG_DISPATCH, "%s%s%s%s%s -> %s%s (%s%s%s%s%s)", key, d->layer ? " [" : "",
 	           d->layer ? d->layer : "", d->layer ? "]" : "", weight, qs_action_name(d->action),
+	           d->action == QS_ACTION_FP8 && d->rows ? " by rows" : "",
 	           qs_reason_code(d->reason),
 	           !d->rule  ? ""
 	           : by_rule ? " "

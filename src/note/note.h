@@ -138,6 +138,7 @@ struct qs_decision {
 	int32_t weight;        /* ordinal of the weight, -1 = several or unknown             */
 	const char *rule;      /* name of the rule, "default", or NULL if none was consulted */
 	enum qs_action action; /* what is done                                               */
+	bool rows;             /* of fp8: with a scale for each row, not one for each operand */
 	enum qs_reason reason; /* why                                                        */
 	const char *detail;    /* one clause more, or NULL                                   */
 	const char *library;   /* path of the copy of cuBLAS, or NULL                        */

@@ -22,7 +22,7 @@
 #define CUBLASLT_END   140000
 
 static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_action action,
-                 enum qs_reason reason, const char *detail)
+                 bool rows, enum qs_reason reason, const char *detail)
 {
 	qs_note_decision(&(struct qs_decision){
 	        .key = &plan->key,
@@ -30,6 +30,7 @@ static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_ac
 	        .weight = plan->key.weight - 1,
 	        .rule = plan->rule,
 	        .action = action,
+	        .rows = rows,
 	        .reason = reason,
 	        .detail = detail && *detail ? detail : NULL,
 	        .library = g->library->path,
@@ -45,7 +46,7 @@ static bool pass_late(struct qs_plan *plan, const struct qs_gemm *g, enum qs_rea
 	if (!plan->shadow)
 		atomic_fetch_add_explicit(&plan->counter->late, 1, memory_order_relaxed);
 	if (!(atomic_fetch_or(&plan->told, bit) & bit))
-		note(plan, g, QS_ACTION_NATIVE, reason, detail);
+		note(plan, g, QS_ACTION_NATIVE, false, reason, detail);
 	return false;
 }
 
@@ -122,9 +123,10 @@ static void *try(const struct qs_plan *plan, const struct qs_gemm *g, struct qs_
 }
 
 /* Where the policy leaves the scaling to us, rows keep an outlier from spoiling all of its matrix:
- * they are tried when one scale for each operand is not accurate enough. */
+ * they are tried when one scale for each operand is not accurate enough. `by_rows`: what it came
+ * to. */
 static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
-                        struct qs_context *context, const struct qs_stream *stream,
+                        struct qs_context *context, const struct qs_stream *stream, bool *by_rows,
                         struct qs_failure *failure)
 {
 	struct qs_failure second = {.reason = QS_REASON_AUTO};
@@ -132,11 +134,13 @@ static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
 	struct qs_stream trial = *stream;
 	trial.measuring = is_open(plan);
 	rows.scaling = QS_SCALING_ROW;
+	*by_rows = plan->choice.scaling == QS_SCALING_ROW;
 	void *state = try(plan, g, context, &trial, &plan->choice, failure);
 	if (state || failure->reason != QS_REASON_SQNR || plan->action != QS_ACTION_FP8 ||
 	    plan->choice.scaling != QS_SCALING_AUTO)
 		return state;
 	state = try(plan, g, context, &trial, &rows, &second);
+	*by_rows = state;
 	if (state || second.reason == QS_REASON_SQNR)
 		*failure = second;
 	return state;
@@ -154,11 +158,12 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 	if (failure.reason == QS_REASON_AUTO)
 		instance->state =
 		        plan->shadow ? qs_shadow_make(plan, g, instance->context, stream, &failure)
-		                     : make_state(plan, g, instance->context, stream, &failure);
+		                     : make_state(plan, g, instance->context, stream,
+		                                  &instance->rows, &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
 	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
 	qs_plan_outcome(plan, action, instance->reason);
-	note(plan, g, action, instance->reason, failure.detail);
+	note(plan, g, action, instance->rows, instance->reason, failure.detail);
 }
 
 static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -183,14 +188,15 @@ static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_g
 	return instance;
 }
 
-static bool begin_check(struct qs_check *check, const struct qs_plan *plan, const struct qs_gemm *g,
-                        struct qs_context *context, const struct qs_stream *stream)
+static bool begin_check(struct qs_check *check, const struct qs_plan *plan,
+                        const struct qs_instance *instance, const struct qs_gemm *g,
+                        const struct qs_stream *stream)
 {
 	struct qs_failure failure;
-	const bool begun = qs_check_begin(check, plan->accuracy, plan->choice.min_sqnr, g, context,
-	                                  stream, &failure);
+	const bool begun = qs_check_begin(check, plan->accuracy, plan->choice.min_sqnr, g,
+	                                  instance->context, stream, &failure);
 	if (failure.reason == QS_REASON_MEMORY)
-		note(plan, g, plan->action, failure.reason, failure.detail);
+		note(plan, g, plan->action, instance->rows, failure.reason, failure.detail);
 	return begun;
 }
 
@@ -200,8 +206,8 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	struct qs_failure failure = {.reason = QS_REASON_ERROR};
 	struct qs_check check;
 	uint64_t bytes = 0;
-	const bool checked = plan->action != QS_ACTION_BF16 &&
-	                     begin_check(&check, plan, g, instance->context, stream);
+	const bool checked =
+	        plan->action != QS_ACTION_BF16 && begin_check(&check, plan, instance, g, stream);
 	qs_share_begin();
 	const bool done =
 	        plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure);
@@ -272,7 +278,7 @@ static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
 		return false;
 	qs_share_again(plan);
 	qs_plan_outcome(plan, QS_ACTION_NATIVE, QS_REASON_SQNR);
-	note(plan, g, QS_ACTION_NATIVE, QS_REASON_SQNR, "measured in use");
+	note(plan, g, QS_ACTION_NATIVE, false, QS_REASON_SQNR, "measured in use");
 	return false;
 }
 

@@ -35,6 +35,7 @@
 struct qs_instance {
 	struct qs_context *context;
 	void *state;              /* the engine's, NULL = pass; in shadow mode: of shadow.c */
+	bool rows;                /* of fp8: with a scale for each row          */
 	enum qs_reason reason;    /* why, when state is NULL                    */
 	_Atomic int failures;     /* runs that failed; too many and it passes   */
 	struct qs_instance *next; /* other contexts                             */

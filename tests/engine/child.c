@@ -195,6 +195,7 @@ static void read_decision(struct outcome *outcome, const char *line)
 	json_text(line, "rule", d->rule, sizeof d->rule);
 	json_text(line, "action", d->action, sizeof d->action);
 	json_text(line, "reason", d->reason, sizeof d->reason);
+	json_text(line, "scale", d->scale, sizeof d->scale);
 	json_text(line, "detail", d->detail, sizeof d->detail);
 	json_text(line, "library", d->library, sizeof d->library);
 	d->weight = (int)json_number(line, "weight", -1);

@@ -22,7 +22,7 @@
 
 /* One line of a decision log. */
 struct decision {
-	char key[160], api[64], role[16], rule[40], action[16], reason[24], detail[128];
+	char key[160], api[64], role[16], rule[40], action[16], scale[16], reason[24], detail[128];
 	char layer[160];
 	char library[512];
 	int weight; /* -1 = none is written */

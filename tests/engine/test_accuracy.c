@@ -304,15 +304,17 @@ static const struct {
 	const char *error;  /* of fp8: 16 = 16 %, by rows a quarter of that      */
 	const char *policy; /* beside action = auto                              */
 	const char *action, *reason, *detail; /* of the decision; part of the detail */
+	const char *scale;
 } measured[] = {
-        {"SOFTCUDA_FP8_ERROR=8", "", "fp8", "auto", " us, native "},
-        {"SOFTCUDA_FP8_ERROR=16", "", "fp8", "auto", " us, native "},
+        {"SOFTCUDA_FP8_ERROR=8", "", "fp8", "auto", " us, native ", "tensor"},
+        {"SOFTCUDA_FP8_ERROR=8", "default.scale=row;", "fp8", "auto", " us, native ", "row"},
+        {"SOFTCUDA_FP8_ERROR=16", "", "fp8", "auto", " us, native ", "row"},
         {"SOFTCUDA_FP8_ERROR=16", "default.scale=tensor;", "native", "sqnr",
-         "fp8 15.92 dB, wanted 20"},
+         "fp8 15.92 dB, wanted 20", ""},
         {"SOFTCUDA_FP8_ERROR=16", "default.min_sqnr=30;", "native", "sqnr",
-         "fp8 by rows 27.96 dB, wanted 30"},
-        {"SOFTCUDA_FP8_ERROR=100", "", "native", "sqnr", "fp8 by rows 12.04 dB, wanted 20"},
-        {"SOFTCUDA_FP8_ERROR=100", "default.min_sqnr=0;", "fp8", "auto", " us, native "},
+         "fp8 by rows 27.96 dB, wanted 30", ""},
+        {"SOFTCUDA_FP8_ERROR=100", "", "native", "sqnr", "fp8 by rows 12.04 dB, wanted 20", ""},
+        {"SOFTCUDA_FP8_ERROR=100", "default.min_sqnr=0;", "fp8", "auto", " us, native ", "tensor"},
 };
 
 #define LARGE_ROWS ((int)(sizeof measured / sizeof *measured))
@@ -327,6 +329,7 @@ START_TEST(fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate)
 	ck_decision(measured[_i].action, measured[_i].reason);
 	ck_assert_msg(strstr(only_decision(&outcome)->detail, measured[_i].detail) != NULL, "%s",
 	              only_decision(&outcome)->detail);
+	ck_assert_str_eq(only_decision(&outcome)->scale, measured[_i].scale);
 	ck_assert_uint_eq(total_replaced(&outcome), !strcmp(measured[_i].action, "fp8"));
 }
 END_TEST

@@ -97,6 +97,9 @@ def judge_layers(told, native, lines, rows, has_rows):
     want("normal", "fp8", "auto")
     want("column", "native", "sqnr")
     want("tokens", *(("fp8", "auto") if has_rows else ("native", "sqnr")))
+    for kind, scale in (("normal", "tensor"), ("tokens", "row")):
+        if last[kind]["action"] == "fp8" and last[kind].get("scale") != scale:
+            wrong.append(f"{kind}: scaled by {last[kind].get('scale')}, says the log")
     for kind, figures in told.items():
         if figures["sqnr"] < LEAST:
             wrong.append(f"{kind}: the program got {figures['sqnr']:.1f} dB")

@@ -95,6 +95,7 @@ class File(unittest.TestCase):
 
 
 OUT = decide_outliers.OUT
+SCALES = {"normal": "tensor", "column": None, "tokens": "row"}
 GOOD = {"normal": ("fp8", "auto"), "column": ("native", "sqnr"), "tokens": ("fp8", "auto")}
 
 
@@ -108,9 +109,9 @@ def outlier_rows():
 
 
 class Outliers(unittest.TestCase):
-    def judge(self, fates=GOOD, rows=None, sqnr=26.0, has_rows=True, bits=None):
+    def judge(self, fates=GOOD, rows=None, sqnr=26.0, has_rows=True, bits=None, scales=SCALES):
         lines = [{"key": f"TN m={OUT[kind]} n=4096 k=8192 bf16", "action": fate[0],
-                  "reason": fate[1]} for kind, fate in fates.items()]
+                  "reason": fate[1], "scale": scales[kind]} for kind, fate in fates.items()]
         told = {kind: {"sqnr": sqnr, "digest": int(fate[0] == "fp8")}
                 for kind, fate in fates.items()}
         told = {kind: {**figures, **(bits or {})} for kind, figures in told.items()}
@@ -125,6 +126,8 @@ class Outliers(unittest.TestCase):
         self.assertTrue(self.judge({**GOOD, "tokens": ("native", "not-faster")}))
         self.assertTrue(self.judge(sqnr=19.9))
         self.assertTrue(self.judge(bits={"digest": 0}))
+        self.assertTrue(self.judge(scales={**SCALES, "tokens": "tensor"}))
+        self.assertTrue(self.judge(scales={**SCALES, "normal": "row"}))
         for missing in (1, 3, 4):
             rows = outlier_rows()
             del rows[missing]

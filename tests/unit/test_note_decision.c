@@ -78,8 +78,9 @@ START_TEST(a_full_decision_has_every_member)
 	        .weight = 23,
 	        .rule = "mlp",
 	        .action = QS_ACTION_FP8,
+	        .rows = true,
 	        .reason = QS_REASON_RULE,
-	        .detail = "row scaling",
+	        .detail = "a clause more",
 	        .library = "/opt/lib/libcublas.so.13",
 	};
 	qs_note_start(&options);
@@ -89,7 +90,8 @@ START_TEST(a_full_decision_has_every_member)
 	                 "\"key\":\"TN m=14336 n=4096 k=4096 bf16 lt fwd\","
 	                 "\"api\":\"cublasLtMatmul\",\"role\":\"fwd\",\"weight\":23,"
 	                 "\"layer\":\"model.layers.3.mlp.up_proj\",\"rule\":\"mlp\","
-	                 "\"action\":\"fp8\",\"reason\":\"rule\",\"detail\":\"row scaling\","
+	                 "\"action\":\"fp8\",\"scale\":\"row\",\"reason\":\"rule\","
+	                 "\"detail\":\"a clause more\","
 	                 "\"library\":\"/opt/lib/libcublas.so.13\"}\n");
 }
 END_TEST
@@ -125,12 +127,15 @@ START_TEST(the_dispatch_level_tells_it_in_words)
 	decision.action = QS_ACTION_FP8;
 	decision.detail = NULL;
 	qs_note_decision(&decision);
+	decision.rows = true;
+	qs_note_decision(&decision);
 	ck_assert_str_eq(
 	        stderr_text(),
 	        "qshim: TN m=64 n=32 k=16 bf16 -> native (small: the product is too small for the "
 	        "conversion to pay)\n"
 	        "qshim: TN m=64 n=32 k=16 bf16 -> native (algo-none, rule default: status 15)\n"
-	        "qshim: TN m=64 n=32 k=16 bf16 -> fp8 (rule mlp)\n");
+	        "qshim: TN m=64 n=32 k=16 bf16 -> fp8 (rule mlp)\n"
+	        "qshim: TN m=64 n=32 k=16 bf16 -> fp8 by rows (rule mlp)\n");
 }
 END_TEST
 
