@@ -1,4 +1,5 @@
 /* Buckets of token counts, their texts, and the uses that are counted for them. */
+#include <pthread.h>
 #include <string.h>
 
 #include <cublasLt.h>
@@ -107,6 +108,39 @@ START_TEST(leading_dimensions_follow_the_tokens)
 }
 END_TEST
 
+/* Where another size is as large as the token count is. */
+START_TEST(leading_dimensions_of_other_sizes_stay)
+{
+	static const struct {
+		enum qs_role role;
+		cublasOperation_t ta, tb;
+		int64_t m, n, k, lda, ldb; /* lda, ldb: of the bucket */
+	} rows[] = {
+	        {QS_ROLE_WGRAD, CUBLAS_OP_N, CUBLAS_OP_T, 18, 512, 18, 18, 512},
+	        {QS_ROLE_WGRAD, CUBLAS_OP_N, CUBLAS_OP_T, 256, 18, 18, 256, 18},
+	        {QS_ROLE_WGRAD, CUBLAS_OP_T, CUBLAS_OP_N, 256, 512, 18, 20, 20},
+	        {QS_ROLE_FWD, CUBLAS_OP_T, CUBLAS_OP_N, 512, 18, 18, 18, 18},
+	        {QS_ROLE_FWD, CUBLAS_OP_T, CUBLAS_OP_T, 512, 18, 256, 256, 20},
+	};
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		const struct qs_key key = key_of(rows[i].role, rows[i].ta, rows[i].tb, rows[i].m,
+		                                 rows[i].n, rows[i].k);
+		const struct qs_key bucket = qs_bucket_key(&key);
+		ck_assert_msg(bucket.lda == rows[i].lda && bucket.ldb == rows[i].ldb,
+		              "row %zu: lda %lld, ldb %lld", i, (long long)bucket.lda,
+		              (long long)bucket.ldb);
+	}
+}
+END_TEST
+
+START_TEST(a_product_whose_tokens_are_unknown_has_a_bucket_of_its_own)
+{
+	const struct qs_key key = key_of(QS_ROLE_UNKNOWN, CUBLAS_OP_T, CUBLAS_OP_N, 512, 18, 256);
+	const struct qs_key bucket = qs_bucket_key(&key);
+	ck_assert_mem_eq(&bucket, &key, sizeof key);
+}
+END_TEST
+
 START_TEST(keys_of_a_bucket_have_one_key)
 {
 	struct qs_key x = forward(18), y = forward(20), z = forward(21);
@@ -133,21 +167,74 @@ START_TEST(uses_count_up_to_what_is_asked_for)
 }
 END_TEST
 
-START_TEST(a_bucket_without_room_does_not_wait)
+/* A key of its own for each number. */
+static struct qs_key numbered(int number)
 {
-	int counted = 0, full = 0;
-	qs_uses_forked();
-	for (int k = 1; k <= 10000; k++) {
-		struct qs_key key = forward(1);
-		key.k = key.lda = key.ldb = k;
+	struct qs_key key = forward(1);
+	key.k = key.lda = key.ldb = number;
+	return key;
+}
+
+/* How many of the first keys are counted as used once. */
+static int used_once(int keys)
+{
+	int counted = 0;
+	for (int i = 1; i <= keys; i++) {
+		const struct qs_key key = numbered(i);
 		const int uses = qs_uses_add(&key);
 		ck_assert(uses == 1 || uses == QS_USES_TO_MEASURE);
 		counted += uses == 1;
-		full += uses == QS_USES_TO_MEASURE;
 	}
+	return counted;
+}
+
+START_TEST(a_bucket_without_room_does_not_wait)
+{
+	qs_uses_forked();
+	const int counted = used_once(10000);
 	ck_assert_int_gt(counted, 3000);
 	ck_assert_int_le(counted, 4096);
-	ck_assert_int_eq(counted + full, 10000);
+	qs_uses_forked(); /* all of it */
+	ck_assert_int_eq(used_once(10000), counted);
+	qs_uses_forked();
+}
+END_TEST
+
+#define THREADS 4
+#define KEYS    2000
+#define ROUNDS  20
+
+static _Atomic int times[KEYS][QS_USES_TO_MEASURE + 1];
+static pthread_barrier_t together;
+
+static void *use_all(void *unused)
+{
+	for (int i = 0; i < KEYS; i++) {
+		const struct qs_key key = numbered(i + 1);
+		if (i % 20 == 0)
+			pthread_barrier_wait(&together);
+		times[i][qs_uses_add(&key)]++;
+	}
+	return unused;
+}
+
+/* Each number but the last is given to one thread only, or a bucket would be measured too late. */
+START_TEST(uses_of_several_threads_are_all_counted)
+{
+	pthread_t thread[THREADS];
+	pthread_barrier_init(&together, NULL, THREADS);
+	for (int round = 1; round <= ROUNDS; round++) {
+		qs_uses_forked();
+		for (int i = 0; i < THREADS; i++)
+			ck_assert_int_eq(pthread_create(&thread[i], NULL, use_all, NULL), 0);
+		for (int i = 0; i < THREADS; i++)
+			pthread_join(thread[i], NULL);
+		for (int i = 0; i < KEYS; i++)
+			for (int use = 1; use < QS_USES_TO_MEASURE; use++)
+				ck_assert_msg(times[i][use] == round,
+				              "key %d: use %d seen %d times in %d rounds", i, use,
+				              times[i][use], round);
+	}
 	qs_uses_forked();
 }
 END_TEST
@@ -160,9 +247,12 @@ int main(void)
 	tcase_add_test(tcase, buckets_follow_each_other_in_steps_of_a_quarter);
 	tcase_add_test(tcase, text_of_a_bucket_has_its_range);
 	tcase_add_test(tcase, leading_dimensions_follow_the_tokens);
+	tcase_add_test(tcase, leading_dimensions_of_other_sizes_stay);
+	tcase_add_test(tcase, a_product_whose_tokens_are_unknown_has_a_bucket_of_its_own);
 	tcase_add_test(tcase, keys_of_a_bucket_have_one_key);
 	tcase_add_test(tcase, uses_count_up_to_what_is_asked_for);
 	tcase_add_test(tcase, a_bucket_without_room_does_not_wait);
+	tcase_add_test(tcase, uses_of_several_threads_are_all_counted);
 	suite_add_tcase(suite, tcase);
 	return qs_suite_main(suite);
 }
