@@ -61,7 +61,8 @@ endif
 QS_CPPFLAGS := -Isrc -I. -Itests $(CUDA_INCLUDE) -MMD -MP
 QS_CFLAGS   := -std=gnu17 $(CFLAGS) -fPIC -fvisibility=hidden $(WARNINGS)
 # Thread-local variables at a fixed offset: no call, and no allocation at a thread's first product.
-LIB_CFLAGS  := -ftls-model=initial-exec
+# Unwind tables whatever CFLAGS are: a C++ exception may pass through us.
+LIB_CFLAGS  := -ftls-model=initial-exec -fasynchronous-unwind-tables
 QS_LDFLAGS  := $(LDFLAGS) $(filter -fsanitize% -m%,$(CFLAGS))
 # inih and xxhash are linked statically, so that no program meets a second copy of either.
 STATIC_LIBS := -l:libinih.a -l:libxxhash.a

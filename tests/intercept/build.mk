@@ -15,7 +15,7 @@ I_LIBS     := $(addprefix $(INTERCEPT_DIR)/lib,snippet.so snippet12.so snippet_d
               wrap_leave.so)
 I_PROGRAMS := $(addprefix $(INTERCEPT_DIR)/,host linked linked_by_library linked_by_constructor \
               bench_calls track_kernels leave)
-INTERCEPT_NEEDS += $(LIB) $(I_LIBS) $(I_PROGRAMS)
+INTERCEPT_NEEDS += $(LIB) $(I_LIBS) $(I_PROGRAMS) $(INTERCEPT_DIR)/libcatch.so
 
 # What runs the programs is part of every test.
 $(INTERCEPT): $(I_OBJ)/run.c.o
@@ -46,6 +46,11 @@ $(I_LIBS):
 	$(say) LD $@
 	$(Q)$(CC) $(QS_LDFLAGS) -shared -Wl,-soname,$(@F) $(filter %.o,$^) -Wl,--no-as-needed \
 		-Wl,--allow-shlib-undefined $(call I_LINK,$^) -ldl -o $@
+
+$(INTERCEPT_DIR)/libcatch.so: $(I_SRC)/catch.cc $(FLAGS)
+	@mkdir -p $(@D)
+	$(say) CXX $<
+	$(Q)$(CXX) -O2 -g -fPIC -fvisibility=hidden -Wall -Wextra -shared -Wl,-soname,$(@F) $< -o $@
 
 $(INTERCEPT_DIR)/host:                  $(I_OBJ)/host.c.o $(I_OBJ)/snippet_dlsym.c.o $(I_CUDART)
 $(INTERCEPT_DIR)/linked:                $(I_OBJ)/linked.c.o $(I_OBJ)/snippet.c.o $(I_NEW) $(I_CUDART)

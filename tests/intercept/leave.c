@@ -1,7 +1,8 @@
 /* Products of which some do not return (wrap_leave.c). "leave ACTIONS": p = a product, whose first
  * element is printed, d = one from deeper in the stack, q = one that is not looked at, h = one of
- * another shape, after which the program waits and idles, l = one that is left, w = one that is
- * left and writes what the others read, v = one that writes a bit of the weight. */
+ * another shape, after which the program waits and idles, l = one that is left, t = one that is
+ * left by a C++ exception, w = one that is left and writes what the others read, v = one that
+ * writes a bit of the weight. */
 #define _GNU_SOURCE
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -19,6 +20,9 @@
 static cublasHandle_t handle;
 static uint16_t *a, *b, *c; /* device */
 static jmp_buf **leave_to;  /* of wrap_leave.c */
+static void (**leave_by)(void);
+static void (*throw_exception)(void); /* of catch.cc */
+static int (*catch_exception)(void (*call)(void));
 
 static int product(uint16_t *from, uint16_t *to, int n)
 {
@@ -44,6 +48,11 @@ __attribute__((noinline)) static int deeper(void)
 	return product(b, c, SIDE) + page[0];
 }
 
+static void product_only(void)
+{
+	product(b, c, SIDE);
+}
+
 static void act(char action)
 {
 	jmp_buf here;
@@ -62,6 +71,11 @@ static void act(char action)
 		cudaDeviceSynchronize();
 		usleep(1000);
 		break;
+	case 't':
+		*leave_by = throw_exception;
+		if (!catch_exception(product_only))
+			exit(3);
+		break;
 	default:
 		if (setjmp(here))
 			return;
@@ -79,9 +93,13 @@ static void act(char action)
 int main(int argc, char **argv)
 {
 	leave_to = (jmp_buf **)dlsym(RTLD_DEFAULT, "leave_to");
-	if (argc != 2 || !leave_to || cudaMalloc((void **)&a, BYTES) ||
-	    cudaMalloc((void **)&b, BYTES) || cudaMalloc((void **)&c, BYTES) ||
-	    cudaMemset(a, 0x3c, BYTES) || cudaMemset(b, 0x3c, BYTES) || cublasCreate(&handle))
+	*(void **)&leave_by = dlsym(RTLD_DEFAULT, "leave_by");
+	*(void **)&throw_exception = dlsym(RTLD_DEFAULT, "throw_exception");
+	*(void **)&catch_exception = dlsym(RTLD_DEFAULT, "catch_exception");
+	if (argc != 2 || !leave_to || !leave_by || !throw_exception || !catch_exception ||
+	    cudaMalloc((void **)&a, BYTES) || cudaMalloc((void **)&b, BYTES) ||
+	    cudaMalloc((void **)&c, BYTES) || cudaMemset(a, 0x3c, BYTES) ||
+	    cudaMemset(b, 0x3c, BYTES) || cublasCreate(&handle))
 		return 1;
 	for (const char *action = argv[1]; *action; action++)
 		act(*action);

@@ -91,6 +91,8 @@ END_TEST
 
 /* ---- calls that do not return ---- */
 
+#define LEAVE "libwrap_leave.so:libcatch.so"
+
 /* The same actions with and without the shim. */
 static void leave(const char *policy, const char *actions)
 {
@@ -98,8 +100,8 @@ static void leave(const char *policy, const char *actions)
 	const char *argv[] = {"leave", actions, NULL};
 	const char *env[] = {set, NULL};
 	snprintf(set, sizeof set, "QSHIM_SET=log.quiet=1;tune.budget_ms=0;tune.file=;%s", policy);
-	run(&bare, &(struct setting){.preload = "libwrap_leave.so"}, argv);
-	run(&shimmed, &(struct setting){.preload = SHIM ":libwrap_leave.so", .env = env}, argv);
+	run(&bare, &(struct setting){.preload = LEAVE}, argv);
+	run(&shimmed, &(struct setting){.preload = SHIM ":" LEAVE, .env = env}, argv);
 	ck_assert_int_eq(bare.status, 0);
 	ck_assert_msg(shimmed.status == 0, "status %d: %.1000s", shimmed.status, shimmed.err);
 }
@@ -118,9 +120,17 @@ START_TEST(a_call_that_was_left_is_got_over)
 }
 END_TEST
 
+START_TEST(an_exception_passes_through)
+{
+	leave(NATIVE, "pptptpp");
+	expect_same();
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 7);
+}
+END_TEST
+
 START_TEST(a_thread_that_left_our_own_code_passes_from_then_on)
 {
-	leave(FP8, "pplpp");
+	leave(FP8, _i ? "pptpp" : "pplpp");
 	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 3);
 	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_LT_MATMUL), 0);
 }
@@ -159,7 +169,7 @@ START_TEST(a_call_that_was_left_is_not_timed)
 	                     "cache.validity=adjacent;rule one.n=16;rule one.action=fp8;"
 	                     "default.action=native",
 	                     "QSHIM_SUMMARY=1", "SOFTCUDA_PRODUCT_US=1000", NULL};
-	run(&shimmed, &(struct setting){.preload = SHIM ":libwrap_leave.so", .env = env}, argv);
+	run(&shimmed, &(struct setting){.preload = SHIM ":" LEAVE, .env = env}, argv);
 	const char *told = strstr(shimmed.err, " products, ");
 	ck_assert_msg(told && sscanf(told, " products, %lf ms each, %lf %%", &ms, &percent) == 2,
 	              "status %d: %.1000s", shimmed.status, shimmed.err);
@@ -313,7 +323,8 @@ int main(void)
 	tcase_add_test(tcase, an_excluded_program_is_left_alone);
 	tcase_add_test(tcase, a_call_within_cublas_is_not_counted_again);
 	tcase_add_test(tcase, a_call_that_was_left_is_got_over);
-	tcase_add_test(tcase, a_thread_that_left_our_own_code_passes_from_then_on);
+	tcase_add_test(tcase, an_exception_passes_through);
+	tcase_add_loop_test(tcase, a_thread_that_left_our_own_code_passes_from_then_on, 0, 2);
 	tcase_add_test(tcase, what_a_call_that_was_left_wrote_is_not_taken_for_unchanged);
 	tcase_add_test(tcase, a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew);
 	tcase_add_test(tcase, a_call_that_was_left_is_not_timed);

@@ -1,5 +1,5 @@
-/* A library between the shim and cuBLAS whose calls do not always return, as where a C++ exception
- * passes through them: once told to, the next one ends in longjmp(), its product submitted. */
+/* A library between the shim and cuBLAS whose calls do not always return: once told to, the next
+ * one ends in longjmp() or in a function that throws a C++ exception, its product submitted. */
 #define _GNU_SOURCE
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -9,12 +9,17 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT jmp_buf *leave_to; /* NULL = return */
+EXPORT jmp_buf *leave_to; /* both NULL = return */
+EXPORT void (*leave_by)(void);
 
 static cublasStatus_t end(cublasStatus_t status)
 {
 	jmp_buf *to = leave_to;
+	void (*by)(void) = leave_by;
 	leave_to = NULL;
+	leave_by = NULL;
+	if (by)
+		by();
 	if (to)
 		longjmp(*to, 1);
 	return status;
