@@ -2,42 +2,21 @@
 #include <pthread.h>
 #include <string.h>
 
-#include <cublasLt.h>
-
-#include "gemm/gemm.h"
 #include "plan/plan.h"
 #include "tests/support/suite.h"
+#include "tests/unit/key.h"
 
 /* Tight, as a linear layer makes it. */
 static struct qs_key key_of(enum qs_role role, cublasOperation_t ta, cublasOperation_t tb,
                             int64_t m, int64_t n, int64_t k)
 {
-	return (struct qs_key){
-	        .m = m,
-	        .n = n,
-	        .k = k,
-	        .lda = ta == CUBLAS_OP_N ? m : k,
-	        .ldb = tb == CUBLAS_OP_N ? k : n,
-	        .ldc = m,
-	        .ldd = m,
-	        .batch = 1,
-	        .compute = CUBLAS_COMPUTE_32F,
-	        .scale_type = CUDA_R_32F,
-	        .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
-	        .atype = CUDA_R_16BF,
-	        .btype = CUDA_R_16BF,
-	        .ctype = CUDA_R_16BF,
-	        .dtype = CUDA_R_16BF,
-	        .bias_type = QS_TYPE_NONE,
-	        .ta = (uint8_t)ta,
-	        .tb = (uint8_t)tb,
-	        .alpha = QS_SCALAR_ONE,
-	        .beta = QS_SCALAR_ZERO,
-	        .in_place = 1,
-	        .align = 0x1f,
-	        .entry = QS_ENTRY_GEMM_EX,
-	        .role = (uint8_t)role,
-	};
+	struct qs_key key = plain_key(m, n, k);
+	key.lda = ta == CUBLAS_OP_N ? m : k;
+	key.ldb = tb == CUBLAS_OP_N ? k : n;
+	key.ta = (uint8_t)ta;
+	key.tb = (uint8_t)tb;
+	key.role = (uint8_t)role;
+	return key;
 }
 
 static struct qs_key forward(int64_t tokens)
