@@ -81,6 +81,21 @@ void step_begin(void)
 	look(&before);
 }
 
+void step_begin_capture(const struct session *session)
+{
+	must((int)cudaStreamBeginCapture(session->stream, cudaStreamCaptureModeRelaxed), "begin");
+}
+
+cudaGraphExec_t step_end_capture(const struct session *session)
+{
+	cudaGraph_t graph;
+	cudaGraphExec_t executable;
+	must((int)cudaStreamEndCapture(session->stream, &graph), "end");
+	must((int)cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+	must((int)cudaGraphDestroy(graph), "destroy");
+	return executable;
+}
+
 void step_submit(struct made *made, const struct session *session)
 {
 	must((int)product_call(made, session), "product");

@@ -51,6 +51,10 @@ void step_submit(struct made *made, const struct session *session);
 void step_print(struct made *made);
 /* A whole step: D is filled with NaN, the product called, the step printed. */
 void step_call(struct made *made, const struct session *session);
+/* Captures what is submitted to the session's stream, until it is made a graph that can be
+ * launched. */
+void step_begin_capture(const struct session *session);
+cudaGraphExec_t step_end_capture(const struct session *session);
 /* What was done so far belongs to no step. */
 void step_begin(void);
 /* A bf16 product that policies of these tests leave to cuBLAS: the rest of a program, from whose

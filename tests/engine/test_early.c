@@ -83,21 +83,6 @@ static int scene_steps(int argc, char **argv)
 	return 0;
 }
 
-static void begin_capture(void)
-{
-	must((int)cudaStreamBeginCapture(session.stream, cudaStreamCaptureModeRelaxed), "begin");
-}
-
-static cudaGraphExec_t end_capture(void)
-{
-	cudaGraph_t graph;
-	cudaGraphExec_t executable;
-	must((int)cudaStreamEndCapture(session.stream, &graph), "end");
-	must((int)cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-	must((int)cudaGraphDestroy(graph), "destroy");
-	return executable;
-}
-
 /* ---- scenes: what may make the copy anew ---- */
 
 static cudaGraphExec_t checks; /* a graph with a product of many tokens, which checks the copy */
@@ -116,9 +101,9 @@ static void use_many(void)
 static void capture_many(void)
 {
 	use_many();
-	begin_capture();
+	step_begin_capture(&session);
 	call_many();
-	checks = end_capture();
+	checks = step_end_capture(&session);
 }
 
 static void sample(void)
@@ -232,11 +217,11 @@ static int scene_capture(int argc, char **argv)
 	fill_ahead();
 	product_fetch(&x);
 	softcuda_set("counters", 0);
-	begin_capture();
+	step_begin_capture(&session);
 	step_submit(&x, &session);
 	betweens[atoi(argv[0])].submit();
 	step_submit(&x, &session);
-	cudaGraphExec_t graph = end_capture();
+	cudaGraphExec_t graph = step_end_capture(&session);
 	print_early();
 	for (int i = 0; i < 4; i++) {
 		product_poison(&x);

@@ -215,21 +215,6 @@ static void in_another_thread(void)
 	must(pthread_join(thread, NULL), "join");
 }
 
-static cudaGraphExec_t end_capture(void)
-{
-	cudaGraph_t graph;
-	cudaGraphExec_t executable;
-	must((int)cudaStreamEndCapture(session.stream, &graph), "end");
-	must((int)cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-	must((int)cudaGraphDestroy(graph), "destroy");
-	return executable;
-}
-
-static void begin_capture(void)
-{
-	must((int)cudaStreamBeginCapture(session.stream, cudaStreamCaptureModeRelaxed), "begin");
-}
-
 static void launch_graph(cudaGraphExec_t executable)
 {
 	must((int)cudaGraphLaunch(executable, session.stream), "launch");
@@ -239,9 +224,9 @@ static void launch_graph(cudaGraphExec_t executable)
 static void by_graph(void)
 {
 	void *from = new_weight();
-	begin_capture();
+	step_begin_capture(&session);
 	kernel_copy(from, session.stream);
-	cudaGraphExec_t executable = end_capture();
+	cudaGraphExec_t executable = step_end_capture(&session);
 	for (int i = 0; i < WARMUP; i++)
 		step_submit(&x, &session);
 	launch_graph(executable);
@@ -417,9 +402,9 @@ static int scene_reader(int argc, char **argv)
 
 static cudaGraphExec_t capture(void)
 {
-	begin_capture();
+	step_begin_capture(&session);
 	step_submit(&x, &session);
-	return end_capture();
+	return step_end_capture(&session);
 }
 
 static void replay(cudaGraphExec_t executable)
@@ -519,11 +504,11 @@ static int scene_inside(int argc, char **argv)
 	}
 	product_make(&second, &x.p, 9);
 	second.da = x.da;
-	begin_capture();
+	step_begin_capture(&session);
 	step_submit(&x, &session);
 	kernel_copy(weights[1], session.stream);
 	step_submit(&second, &session);
-	cudaGraphExec_t executable = end_capture();
+	cudaGraphExec_t executable = step_end_capture(&session);
 	for (int i = 0; i < 3; i++) {
 		product_poison(&second);
 		product_poison(&x);
