@@ -186,6 +186,16 @@ void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *contex
 	qs_tuned_add(tuned, &row);
 }
 
+double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
+                       enum qs_action action, const struct qs_choice *choice)
+{
+	struct qs_tuned_row row;
+	ask(&row, g, context, action, choice);
+	if (!answered(tuned_file(), g, &row) || row.pinned || !is_timed(&row))
+		return 0;
+	return row.native_us - row.ours_us;
+}
+
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice, bool gated)
 {

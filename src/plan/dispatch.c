@@ -146,6 +146,19 @@ static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
 	return state;
 }
 
+/* What a call saves on the device, where measuring made the choice and may unmake it. */
+static double saving_of(const struct qs_plan *plan, const struct qs_gemm *g,
+                        const struct qs_instance *instance)
+{
+	struct qs_choice choice = plan->choice;
+	if (!instance->state || plan->shadow || plan->action != QS_ACTION_FP8 || !is_open(plan) ||
+	    qs_process()->options->host_bound_kept)
+		return 0;
+	if (instance->rows)
+		choice.scaling = QS_SCALING_ROW;
+	return qs_known_saving(g, instance->context, plan->action, &choice);
+}
+
 /* Asks the engine, unless the device or the library rules it out, and logs the outcome. */
 static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
                     const struct qs_gemm *g, const struct qs_stream *stream)
@@ -161,6 +174,7 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 		                     : make_state(plan, g, instance->context, stream,
 		                                  &instance->rows, &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
+	instance->idle.saved_us = saving_of(plan, g, instance);
 	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
 	qs_plan_outcome(plan, action, instance->reason);
 	note(plan, g, action, instance->rows, instance->reason, failure.detail);
@@ -200,17 +214,33 @@ static bool begin_check(struct qs_check *check, const struct qs_plan *plan,
 	return begun;
 }
 
+/* What a call took of the CPU; with those before, it may be the last one. */
+static void add_look(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
+                     enum qs_look look, uint64_t ns)
+{
+	char detail[128];
+	if (!qs_idle_add(&instance->idle, look, ns, detail, sizeof detail))
+		return;
+	qs_share_again(plan);
+	qs_plan_outcome(plan, QS_ACTION_NATIVE, QS_REASON_IDLE);
+	note(plan, g, QS_ACTION_NATIVE, false, QS_REASON_IDLE, detail);
+}
+
 static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
                 const struct qs_stream *stream)
 {
 	struct qs_failure failure = {.reason = QS_REASON_ERROR};
 	struct qs_check check;
 	uint64_t bytes = 0;
+	const enum qs_look look = qs_idle_look(&instance->idle, stream);
 	const bool checked =
 	        plan->action != QS_ACTION_BF16 && begin_check(&check, plan, instance, g, stream);
 	qs_share_begin();
+	const uint64_t start = look ? qs_idle_clock() : 0;
 	const bool done =
 	        plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure);
+	if (look && done && !checked)
+		add_look(plan, instance, g, look, qs_idle_clock() - start);
 	if (done)
 		qs_share_end(true);
 	if (checked)
@@ -317,7 +347,8 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_stream stream;
 	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
-	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state))))
+	if (instance && (!instance->state || atomic_load(&instance->idle.lost) ||
+	                 (plan->shadow && !qs_shadow_is_due(instance->state))))
 		return false;
 	qs_accuracy_look(plan->accuracy);
 	if (qs_plan_demoted(plan))

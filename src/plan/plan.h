@@ -14,6 +14,7 @@
  * shadow.c    qs_shadow_make qs_shadow_is_due qs_shadow_measure
  * label.h     layer names: label.c layer.c
  * share.h     the time that products take: share.c
+ * idle.h      whether they are worth their time on the CPU: idle.c
  * eligible.c  qs_eligible qs_overlap
  * size.c      qs_fp8_gain
  */
@@ -27,17 +28,19 @@
 #include "engine/engine.h"
 #include "gemm/gemm.h"
 #include "note/note.h"
+#include "plan/idle.h"
 #include "plan/share.h"
 #include "policy/policy.h"
 
 /* The plan of a key in one context: what the engine prepared there. Immutable once published, but
- * for `failures`. */
+ * for the atomics. */
 struct qs_instance {
 	struct qs_context *context;
 	void *state;              /* the engine's, NULL = pass; in shadow mode: of shadow.c */
 	bool rows;                /* of fp8: with a scale for each row          */
 	enum qs_reason reason;    /* why, when state is NULL                    */
 	_Atomic int failures;     /* runs that failed; too many and it passes   */
+	struct qs_idle idle;      /* of fp8 that was measured: is it worth it   */
 	struct qs_instance *next; /* other contexts                             */
 };
 

@@ -175,6 +175,9 @@ static void tell(const struct qs_plan *plan, bool log)
 	if (instance && !instance->state) {
 		action = QS_ACTION_NATIVE;
 		reason = instance->reason;
+	} else if (instance && atomic_load(&instance->idle.lost)) {
+		action = QS_ACTION_NATIVE;
+		reason = QS_REASON_IDLE;
 	}
 	if (is_waiting(plan)) {
 		action = QS_ACTION_NATIVE;
