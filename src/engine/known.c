@@ -139,10 +139,12 @@ static double rounded_us(float ms)
 	return (double)(int64_t)(1e6 * (double)ms + 0.5) / 1e3;
 }
 
+/* What takes the same time is not, even if no gain is asked for. */
 static bool is_fast(const struct qs_tuned_row *row)
 {
 	const double min_gain = qs_process()->options->min_gain;
-	return is_timed(row) && row->native_us >= row->ours_us * (1 + min_gain);
+	return is_timed(row) && row->native_us > row->ours_us &&
+	       row->native_us >= row->ours_us * (1 + min_gain);
 }
 
 void qs_known_add(const struct qs_lt *lt, const struct qs_gemm *g, const struct qs_timing *timing,
@@ -184,6 +186,14 @@ void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *contex
 	if (row.sqnr < choice->min_sqnr)
 		row.action = QS_ACTION_NATIVE;
 	qs_tuned_add(tuned, &row);
+}
+
+bool qs_known_pinned(const struct qs_gemm *g, const struct qs_context *context,
+                     enum qs_action action, const struct qs_choice *choice)
+{
+	struct qs_tuned_row row;
+	ask(&row, g, context, action, choice);
+	return answered(tuned_file(), g, &row) && row.pinned;
 }
 
 double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
