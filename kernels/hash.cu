@@ -277,8 +277,7 @@ extern "C" __global__ void __launch_bounds__(QS_HASH_THREADS)
 	if (record && (work->stale || (work->failed && !work->differs)))
 		keep(&args);
 	if (record && args.flags & QS_HASH_MAKE) {
-		record->changes = record->escapes = 0;
-		record->turn = record->readers = record->found = 0;
+		record->changes = record->turn = record->readers = record->found = 0;
 		outcome->escapes = 0;
 	}
 	outcome->changes = record ? atomicAdd(&record->changes, work->differs) + work->differs : 0;

@@ -69,16 +69,16 @@ struct qs_hash_work {
 	struct qs_hash_partial partial[QS_HASH_PARTIALS];
 };
 
-/* What is known of a copy, in device memory beside it. The last four are sample.h's. 48 bytes. */
+/* What is known of a copy, in device memory beside it. 48 bytes. */
 struct qs_hash_record {
 	uint64_t kept[2]; /* hash of what the copy was made from                    */
 	uint32_t amax;    /* bits (of fp32) of the same                             */
 	uint32_t changes; /* checks that found another hash                         */
-	uint32_t escapes; /* samples that found a change                            */
+	/* of sample.h: */
 	uint32_t turn;    /* number of samples so far: which part is compared next  */
 	uint32_t readers; /* blocks of the running sample that are done             */
 	uint32_t found;   /* not 0: one of them found a change                      */
-	uint64_t pad;     /* not written                                            */
+	uint32_t pad[3];  /* not written                                            */
 };
 
 /* What the host sees of it, in mapped host memory. 64 bytes. */
@@ -89,7 +89,7 @@ struct qs_hash_outcome {
 	uint32_t changes;  /* of the record, or 0                                           */
 	uint32_t differs;  /* not 0: the last numbered check found another hash              */
 	uint64_t sequence; /* of the last numbered check; written last                      */
-	uint32_t escapes;  /* of the record; written by samples, and 0 by QS_HASH_MAKE      */
+	uint32_t escapes;  /* samples and products that found a change; 0 by QS_HASH_MAKE   */
 	uint32_t pad;      /* not written                                                   */
 	uint64_t rest[2];  /* not written                                                   */
 };

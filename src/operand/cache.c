@@ -99,13 +99,15 @@ static void judge_admission(struct qs_kept *kept)
 	                  memcmp(kept->outcome->hash, kept->expected, sizeof kept->expected) != 0;
 }
 
-/* Samples are taken when nothing speaks for a change. The copy was made anew where one was found,
- * but neither its hash nor its descriptor is good: the next uses check it. */
+/* Samples are taken, and products compare, when nothing speaks for a change, or after a check.
+ * Where one was found the copy was made anew, or products go to the source, but neither its hash
+ * nor its descriptor is good: the next uses check it. */
 static void judge_samples(struct qs_kept *kept)
 {
 	const uint32_t escapes = __atomic_load_n(&kept->outcome->escapes, __ATOMIC_RELAXED);
 	if (escapes == kept->escapes)
 		return;
+	qs_counter_escaped(kept->form->kind, escapes - kept->escapes);
 	kept->escapes = escapes;
 	atomic_store(&kept->doubt, DOUBTFUL_USES);
 	if (qs_watch_state(kept->watch) == QS_WATCH_CLEAN && !qs_watch_readers(kept->watch, false))

@@ -836,11 +836,25 @@ START_TEST(a_part_written_unseen_is_found_within_64_products)
 	for (int i = first + TURNS; i < steps(&outcome); i++)
 		expect_right(kind, "unseen", i);
 	/* all are verified from then on */
-	if (is_many(kind)) {
-		ck_assert_ptr_nonnull(strstr(outcome.err, ESCAPED));
-		ck_assert_int_eq(step_at(&outcome, first + TURNS + 3).uses[kind->form], 1);
-		ck_assert_int_eq(step_at(&outcome, first + TURNS + 3).launches[HASHES], 1);
-	}
+	ck_assert_ptr_nonnull(strstr(outcome.err, ESCAPED));
+	ck_assert_int_eq(step_at(&outcome, first + TURNS + 3).uses[kind->form], 1);
+	ck_assert_int_eq(step_at(&outcome, first + TURNS + 3).launches[HASHES], 1);
+}
+END_TEST
+
+/* By the product after the one that found it, or by this one's own sample before. */
+START_TEST(the_host_is_told_of_an_unseen_write_by_the_next_product)
+{
+	const struct kind *kind = &kinds[_i];
+	run_unseen(kind, "tracked", "0");
+	const struct step found = step_at(&outcome, WARMUP + 1),
+	                  next = step_at(&outcome, WARMUP + 2);
+	ck_assert_int_eq(found.escapes[kind->form], 0);
+	ck_assert_int_eq(next.escapes[kind->form], 1);
+	ck_assert_int_eq(next.launches[HASHES], 1);
+	for (int i = WARMUP + 2; i < WARMUP + 1 + TURNS; i++)
+		expect_kept(kind, "told", i);
+	ck_assert_ptr_nonnull(strstr(outcome.err, ESCAPED));
 }
 END_TEST
 
@@ -880,8 +894,7 @@ START_TEST(a_reader_that_writes_is_found_out)
 	for (int i = WARMUP; i < WARMUP + 4; i++)
 		expect_right(kind, "reader", i);
 	ck_assert_ptr_null(strstr(outcome.err, ESCAPED));
-	if (is_many(kind))
-		ck_assert_int_eq(step_at(&outcome, WARMUP + 3).launches[HASHES], 1);
+	ck_assert_int_eq(step_at(&outcome, WARMUP + 3).launches[HASHES], 1);
 }
 END_TEST
 
@@ -972,6 +985,7 @@ START_TEST(a_graph_that_writes_the_weight_itself_is_right)
 	ck_assert_int_eq(steps(&outcome), WARMUP + 6);
 	for (int i = WARMUP; i < WARMUP + 6; i++)
 		expect_right(kind, "inside", i);
+	ck_assert_ptr_null(strstr(outcome.err, ESCAPED));
 }
 END_TEST
 
@@ -1065,6 +1079,8 @@ int main(int argc, char **argv)
 	                    2 * KINDS);
 	tcase_add_loop_test(tcase, a_weight_replaced_unseen_is_right_at_once, 0, 2 * KINDS);
 	tcase_add_loop_test(tcase, a_part_written_unseen_is_found_within_64_products, 0, 2 * KINDS);
+	tcase_add_loop_test(tcase, the_host_is_told_of_an_unseen_write_by_the_next_product, 0,
+	                    KINDS);
 	tcase_add_loop_test(tcase, a_verified_or_frozen_weight_is_not_compared_in_part, 0,
 	                    2 * KINDS);
 	tcase_add_loop_test(tcase,

@@ -138,8 +138,7 @@ static void run_commit(void *const *params, unsigned grid_x, unsigned block_x)
 	if (record && (work->stale || (work->failed && !work->differs)))
 		keep(args, record);
 	if (record && args->flags & QS_HASH_MAKE) {
-		record->changes = record->escapes = 0;
-		record->turn = record->readers = record->found = 0;
+		record->changes = record->turn = record->readers = record->found = 0;
 		__atomic_store_n(&outcome->escapes, 0, __ATOMIC_RELAXED);
 	}
 	if (record)
