@@ -136,6 +136,14 @@ static void put_sum(const struct row *sum)
 	    (double)sum->bytes / MIB);
 }
 
+static void put_escapes(uint64_t escapes)
+{
+	if (escapes)
+		put(", found changed unannounced %llu time%s", (unsigned long long)escapes,
+		    escapes == 1 ? "" : "s");
+	put("\n");
+}
+
 /* What kept operands take now, and how often they saved a conversion. */
 static void put_kept(void)
 {
@@ -146,11 +154,13 @@ static void put_kept(void)
 		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
 		uint64_t uses = atomic_load(&header->kept_uses[i]);
 		uint64_t checks = atomic_load(&header->kept_checks[i]);
-		if (bytes || uses)
-			put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
-			    "%llu of them after a check\n",
-			    names[i], (double)bytes / MIB, (unsigned long long)uses,
-			    uses == 1 ? "" : "s", (unsigned long long)checks);
+		if (!bytes && !uses)
+			continue;
+		put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
+		    "%llu of them after a check",
+		    names[i], (double)bytes / MIB, (unsigned long long)uses, uses == 1 ? "" : "s",
+		    (unsigned long long)checks);
+		put_escapes(atomic_load(&header->kept_escapes[i]));
 	}
 }
 
