@@ -394,6 +394,47 @@ CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t by
 	return copy_later(target, source, bytes, 0, stream);
 }
 
+/* All addresses are valid everywhere, whosever they are. */
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
+                                   CUcontext source_context, size_t bytes, CUstream stream)
+{
+	if (!target_context || !source_context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return copy_later(target, source, bytes, TARGET | SOURCE, stream);
+}
+
+/* Within devices, row by row. */
+CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+	if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE ||
+	    copy->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUdeviceptr target = copy->dstDevice + copy->dstY * copy->dstPitch + copy->dstXInBytes;
+	CUdeviceptr source = copy->srcDevice + copy->srcY * copy->srcPitch + copy->srcXInBytes;
+	CUresult error = CUDA_SUCCESS;
+	for (size_t row = 0; row < copy->Height && !error; row++)
+		error = copy_later(target + row * copy->dstPitch, source + row * copy->srcPitch,
+		                   copy->WidthInBytes, TARGET | SOURCE, stream);
+	return error;
+}
+
+#if CUDA_VERSION >= 13000
+/* One after the other, which is one of the orders that a batch may have. */
+CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *targets, CUdeviceptr *sources, size_t *sizes,
+                                       size_t copies, CUmemcpyAttributes *attributes,
+                                       size_t *attribute_of, size_t attribute_count,
+                                       CUstream stream)
+{
+	CUresult error = CUDA_SUCCESS;
+	if (!stream || stream == CU_STREAM_LEGACY || !attributes || !attribute_of ||
+	    !attribute_count || attribute_of[0])
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < copies && !error; i++)
+		error = copy_later(targets[i], sources[i], sizes[i], 0, stream);
+	return error;
+}
+#endif
+
 /* Memsets: never waited for. */
 struct fill {
 	unsigned char *target;

@@ -131,6 +131,11 @@ static const struct entry {
         {"cuMemcpyHtoDAsync", 3020, (void *)cuMemcpyHtoDAsync_v2},
         {"cuMemcpyDtoHAsync", 3020, (void *)cuMemcpyDtoHAsync_v2},
         {"cuMemcpyDtoDAsync", 3020, (void *)cuMemcpyDtoDAsync_v2},
+        {"cuMemcpyPeerAsync", 4000, (void *)cuMemcpyPeerAsync},
+        {"cuMemcpy2DAsync", 3020, (void *)cuMemcpy2DAsync_v2},
+#if CUDA_VERSION >= 13000
+        {"cuMemcpyBatchAsync", 13000, (void *)cuMemcpyBatchAsync_v2},
+#endif
         {"cuMemsetD8", 3020, (void *)cuMemsetD8_v2},
         {"cuMemsetD16", 3020, (void *)cuMemsetD16_v2},
         {"cuMemsetD32", 3020, (void *)cuMemsetD32_v2},
