@@ -89,11 +89,37 @@ static size_t padded_size(size_t bytes)
 	return (bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* With the knob `reuse`: the device memory that was freed last, if nobody has it yet. */
+static struct {
+	void *base;
+	size_t bytes;
+} freed;
+
+static void *obtain_device(size_t bytes)
+{
+	void *base = freed.base;
+	if (!base || freed.bytes != bytes)
+		return aligned_alloc(ALIGNMENT, bytes);
+	freed.base = NULL;
+	return base;
+}
+
+static void release_device(void *base, size_t bytes)
+{
+	if (!softcuda_knobs.reuse) {
+		free(base);
+		return;
+	}
+	free(freed.base);
+	freed.base = base;
+	freed.bytes = bytes;
+}
+
 /* Host memory is not mapped any more once it is freed or its context gone: a look at it faults. */
 static void *obtain(size_t bytes, enum sc_memory_type type)
 {
 	if (type != SC_HOST)
-		return aligned_alloc(ALIGNMENT, bytes);
+		return obtain_device(bytes);
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	return base == MAP_FAILED ? NULL : base;
 }
@@ -103,7 +129,7 @@ static void release(struct sc_memory *memory)
 	if (memory->type == SC_HOST)
 		munmap(memory->base, padded_size(memory->size));
 	else
-		free(memory->base);
+		release_device(memory->base, padded_size(memory->size));
 }
 
 static struct sc_memory *make(CUcontext context, size_t bytes, enum sc_memory_type type)
