@@ -290,20 +290,13 @@ static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, 
 	return pass_late(plan, g, lost ? QS_REASON_FORK : why, NULL);
 }
 
-/* True if nothing is left to be measured of what the policy wants. */
-static bool is_known(const struct qs_plan *plan, const struct qs_gemm *g,
-                     const struct qs_context *context)
-{
-	return qs_known_whole(g, context, plan->action, &plan->choice, is_gated(plan));
-}
-
 /* Where the policy leaves the choice to us, and measuring is what makes it, a product passes until
  * it, or another of its bucket, was used often enough to be worth it. */
 static bool waits(struct qs_plan *plan, const struct qs_gemm *g, const struct qs_context *context)
 {
 	if (plan->shadow || plan->choice.action != QS_ACTION_AUTO ||
 	    context->reason != QS_REASON_AUTO || check_library(g->library) != QS_REASON_AUTO ||
-	    !qs_may_tune(g) || is_known(plan, g, context))
+	    !qs_may_tune(g) || qs_known_whole(g, context, plan->action, &plan->choice))
 		return false;
 	qs_plan_waits(plan); /* before the use counts, so that no decision is overwritten */
 	return qs_uses_add(&plan->key) < QS_USES_TO_MEASURE;

@@ -126,6 +126,19 @@ START_TEST(what_is_unknown_is_left_out)
 }
 END_TEST
 
+START_TEST(what_is_left_out_is_unknown)
+{
+	struct qs_tuned_row row = some_row(1), found;
+	struct qs_tuned *tuned = opened(row_with(1, ""));
+	ck_assert(find(tuned, &row, &found));
+	ck_assert(found.tokens < 0 && found.sqnr < 0);
+	ck_assert(found.ours_us < 0 && found.convert_us < 0 && found.native_us < 0);
+	ck_assert(!found.pinned);
+	ck_assert_str_eq(found.algorithm, "");
+	qs_tuned_close(tuned);
+}
+END_TEST
+
 START_TEST(another_question_has_no_answer)
 {
 	struct qs_tuned_row row = some_row(1), found;
@@ -176,6 +189,32 @@ START_TEST(a_row_of_another_place_does_not_hold)
 	qs_tuned_close(tuned);
 	ck_assert_uint_eq(count_lines(stderr_text()), 1); /* of two */
 	ck_assert_ptr_nonnull(strstr(caught, "here other) are not used"));
+}
+END_TEST
+
+/* As a hand may write one. */
+START_TEST(a_row_that_says_nothing_of_its_place_does_not_hold)
+{
+	struct qs_tuned_row row = some_row(1), found;
+	struct qs_tuned *tuned = opened("[product]\nkey = TN m=1 n=64 k=64 bf16 alpha=2\nmeasured "
+	                                "= fp8\nscale = row\nformat = e5m2\naction = fp8\n");
+	ck_assert(!find(tuned, &row, &found));
+	qs_tuned_close(tuned);
+	ck_assert_ptr_nonnull(
+	        strstr(stderr_text(), "rows of another GPU (none, here NVIDIA H200) are not used"));
+}
+END_TEST
+
+START_TEST(the_last_of_pinned_rows_counts)
+{
+	char both[2048];
+	struct qs_tuned_row row = some_row(1), found;
+	snprintf(both, sizeof both, "%s%s", row_with(1, "pinned = yes\nours_us = 5\n"),
+	         row_with(1, "pinned = yes\nours_us = 6\n"));
+	struct qs_tuned *tuned = opened(both);
+	ck_assert(find(tuned, &row, &found));
+	ck_assert(found.ours_us == 6);
+	qs_tuned_close(tuned);
 }
 END_TEST
 
@@ -642,9 +681,12 @@ int main(void)
 	tcase_set_timeout(tcase, 60);
 	tcase_add_test(tcase, a_row_reads_back);
 	tcase_add_test(tcase, what_is_unknown_is_left_out);
+	tcase_add_test(tcase, what_is_left_out_is_unknown);
 	tcase_add_test(tcase, another_question_has_no_answer);
 	tcase_add_test(tcase, the_last_row_counts);
 	tcase_add_loop_test(tcase, a_row_of_another_place_does_not_hold, 0, 5);
+	tcase_add_test(tcase, a_row_that_says_nothing_of_its_place_does_not_hold);
+	tcase_add_test(tcase, the_last_of_pinned_rows_counts);
 	tcase_add_test(tcase, a_pinned_row_holds_everywhere_and_against_later_ones);
 	tcase_add_loop_test(tcase, a_broken_row_is_named_and_the_others_hold, 0,
 	                    (int)(sizeof broken / sizeof *broken));
