@@ -126,6 +126,23 @@ START_TEST(what_is_unknown_is_left_out)
 }
 END_TEST
 
+/* A name that would end the line or begin a comment. */
+START_TEST(no_name_breaks_a_row)
+{
+	struct qs_tuned_row row = some_row(1), found;
+	strcpy(row.valid.gpu, "GPU;\naction = bf16");
+	struct qs_tuned *tuned = qs_tuned_open(file());
+	ck_assert(qs_tuned_add(tuned, &row));
+	qs_tuned_close(tuned);
+	strcpy(row.valid.gpu, "GPU??action = bf16");
+	tuned = qs_tuned_open(file());
+	ck_assert(find(tuned, &row, &found));
+	ck_assert_int_eq(found.action, QS_ACTION_FP8);
+	qs_tuned_close(tuned);
+	ck_assert_str_eq(stderr_text(), "");
+}
+END_TEST
+
 START_TEST(what_is_left_out_is_unknown)
 {
 	struct qs_tuned_row row = some_row(1), found;
@@ -248,6 +265,8 @@ static const struct {
          "2: unusable value 'fast' of 'ours_us': expected a number ("},
         {"[product]\nkey = ; none\naction = fp8\n",
          "2: unusable value '' of 'key': expected 1 to 111 characters ("},
+        {"[product]\nalgorithm = 0123456789abcdef0\naction = fp8\n",
+         "2: unusable value '0123456789abcdef0' of 'algorithm': expected 1 to 16 characters ("},
         {"[product]\npinned = maybe\naction = fp8\n",
          "2: unusable value 'maybe' of 'pinned': expected no or yes ("},
         {"[product]\nkey = x\naction = fp8\n", "1: the row has no measured ("},
@@ -681,6 +700,7 @@ int main(void)
 	tcase_set_timeout(tcase, 60);
 	tcase_add_test(tcase, a_row_reads_back);
 	tcase_add_test(tcase, what_is_unknown_is_left_out);
+	tcase_add_test(tcase, no_name_breaks_a_row);
 	tcase_add_test(tcase, what_is_left_out_is_unknown);
 	tcase_add_test(tcase, another_question_has_no_answer);
 	tcase_add_test(tcase, the_last_row_counts);
