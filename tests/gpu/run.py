@@ -39,6 +39,7 @@ PROGRAMS = {
     "decide_outliers": PARENT,
     "decide_file": PARENT,
     "decide_roles": PARENT,
+    "decide_live": PARENT,
     "gpt_ab": PARENT,
 }
 
