@@ -33,6 +33,7 @@ PROGRAMS = {
     "cupy_matmul": FP8,
     "epoch_profiler": PARENT,
     "stale_weights": PARENT,
+    "stale_nccl": PARENT,
     "off_identical": PARENT,
     "llama_reuse": PARENT,
     "decide_llama": PARENT,
