@@ -44,7 +44,21 @@ static cudaStream_t new_stream(void)
 }
 
 /* ---- ways to write the weight; each leaves its host values in x.a -------------------------------
+ *
+ * Most write a few rows, none of which the next products compare with the copy: that these are
+ * right is owed to what was seen of the write.
  */
+
+#define FIRST      72
+#define ROWS       8
+#define PART       ((size_t)FIRST * IN) /* elements before them */
+#define PART_BYTES (ROWS * IN * sizeof(uint16_t))
+
+/* The rows of a weight at this address. */
+static void *rows_of(void *weight)
+{
+	return (uint16_t *)weight + PART;
+}
 
 /* New contents in memory of their own, which stay valid for what copies from there. */
 static void *new_weight(void)
@@ -56,10 +70,25 @@ static void *new_weight(void)
 	return other.da;
 }
 
-static void all_are(double value)
+/* New contents for the rows. */
+static void *new_rows(void)
 {
-	for (size_t i = 0; i < x.size_a; i++)
+	static uint64_t seed = 200;
+	struct made other;
+	product_make(&other, &x.p, ++seed);
+	memcpy(x.a + PART, other.a + PART, (size_t)ROWS * IN * sizeof *x.a);
+	return rows_of(other.da);
+}
+
+static void rows_are(double value)
+{
+	for (size_t i = PART; i < PART + (size_t)ROWS * IN; i++)
 		x.a[i] = value;
+}
+
+static CUdeviceptr pointer(const void *address)
+{
+	return (CUdeviceptr)(uintptr_t)address;
 }
 
 static CUfunction kernel(const char *name)
@@ -79,21 +108,49 @@ static void launch(const char *name, void **arguments, cudaStream_t stream)
 	     name);
 }
 
+static void copy_by_kernel(void *to, void *from, size_t size, cudaStream_t stream)
+{
+	uint64_t target = (uintptr_t)to, source = (uintptr_t)from, bytes = size;
+	launch("softcuda_copy", (void *[]){&target, &source, &bytes}, stream);
+}
+
+/* All of the weight. */
 static void kernel_copy(void *from, cudaStream_t stream)
 {
-	uint64_t target = (uintptr_t)x.da, source = (uintptr_t)from, bytes = BYTES;
-	launch("softcuda_copy", (void *[]){&target, &source, &bytes}, stream);
+	copy_by_kernel(x.da, from, BYTES, stream);
+}
+
+static void kernel_copy_rows(void *from, cudaStream_t stream)
+{
+	copy_by_kernel(rows_of(x.da), from, PART_BYTES, stream);
 }
 
 static void by_host_copy(void)
 {
-	uint16_t *host = malloc(BYTES);
-	must((int)cudaMemcpy(host, new_weight(), BYTES, cudaMemcpyDeviceToHost), "copy");
-	must((int)cudaMemcpy(x.da, host, BYTES, cudaMemcpyHostToDevice), "copy");
+	uint16_t *host = malloc(PART_BYTES);
+	must((int)cudaMemcpy(host, new_rows(), PART_BYTES, cudaMemcpyDeviceToHost), "copy");
+	must((int)cudaMemcpy(rows_of(x.da), host, PART_BYTES, cudaMemcpyHostToDevice), "copy");
+	free(host);
+}
+
+static void by_host_copy_in_stream(void)
+{
+	uint16_t *host = malloc(PART_BYTES);
+	must((int)cudaMemcpy(host, new_rows(), PART_BYTES, cudaMemcpyDeviceToHost), "copy");
+	must((int)cudaMemcpyAsync(rows_of(x.da), host, PART_BYTES, cudaMemcpyHostToDevice,
+	                          session.stream),
+	     "copy");
 	free(host);
 }
 
 static void by_device_copy(void)
+{
+	must((int)cudaMemcpyAsync(rows_of(x.da), new_rows(), PART_BYTES, cudaMemcpyDeviceToDevice,
+	                          session.stream),
+	     "copy");
+}
+
+static void all_by_device_copy(void)
 {
 	must((int)cudaMemcpyAsync(x.da, new_weight(), BYTES, cudaMemcpyDeviceToDevice,
 	                          session.stream),
@@ -104,10 +161,10 @@ static void by_device_copy(void)
 static void by_memset(void)
 {
 	must((int)cudaMemsetAsync(x.da, 0x3f, BYTES, session.stream), "memset");
-	all_are(0x1.7ep-1);
+	for (size_t i = 0; i < x.size_a; i++)
+		x.a[i] = 0x1.7ep-1;
 }
 
-/* One row of 128, far from where the product's kernel happens to look. */
 static void by_a_row(void)
 {
 	const size_t row = 77 * IN;
@@ -133,45 +190,40 @@ static void by_peer_copy(void)
 {
 	CUcontext context;
 	must((int)cuCtxGetCurrent(&context), "context");
-	must((int)cuMemcpyPeerAsync((CUdeviceptr)(uintptr_t)x.da, context,
-	                            (CUdeviceptr)(uintptr_t)new_weight(), context, BYTES,
-	                            (CUstream)session.stream),
+	must((int)cuMemcpyPeerAsync(pointer(rows_of(x.da)), context, pointer(new_rows()), context,
+	                            PART_BYTES, (CUstream)session.stream),
 	     "peer copy");
 }
 
-/* All rows as they lie, but for their last eight elements. */
+/* The rows but for their last eight elements. */
 static void by_columns(void)
 {
-	const size_t rows = x.size_a / (size_t)x.lda, pitch = (size_t)x.lda * sizeof(uint16_t);
-	const size_t width = pitch - 8 * sizeof(uint16_t);
-	double *const old = malloc(x.size_a * sizeof *old);
-	memcpy(old, x.a, x.size_a * sizeof *old);
+	const size_t pitch = IN * sizeof(uint16_t);
+	double old[ROWS * IN];
+	memcpy(old, x.a + PART, sizeof old);
 	const CUDA_MEMCPY2D columns = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
-	                               .srcDevice = (CUdeviceptr)(uintptr_t)new_weight(),
+	                               .srcDevice = pointer(new_rows()),
 	                               .srcPitch = pitch,
+	                               .dstY = FIRST,
 	                               .dstMemoryType = CU_MEMORYTYPE_DEVICE,
-	                               .dstDevice = (CUdeviceptr)(uintptr_t)x.da,
+	                               .dstDevice = pointer(x.da),
 	                               .dstPitch = pitch,
-	                               .WidthInBytes = width,
-	                               .Height = rows};
+	                               .WidthInBytes = (IN - 8) * sizeof(uint16_t),
+	                               .Height = ROWS};
 	must((int)cuMemcpy2DAsync(&columns, (CUstream)session.stream), "copy of columns");
-	for (size_t row = 0; row < rows; row++)
-		for (size_t i = (row + 1) * (size_t)x.lda - 8; i < (row + 1) * (size_t)x.lda; i++)
-			x.a[i] = old[i];
-	free(old);
+	for (size_t row = 0; row < ROWS; row++)
+		memcpy(x.a + PART + (row + 1) * IN - 8, old + (row + 1) * IN - 8, 8 * sizeof *old);
 }
 
 #if CUDA_VERSION >= 13000
 /* The weight is the second of two targets. */
 static void by_batch(void)
 {
-	const CUdeviceptr from = (CUdeviceptr)(uintptr_t)new_weight();
-	CUdeviceptr other, targets[2], sources[] = {from, from};
+	const CUdeviceptr from = pointer(new_rows());
+	CUdeviceptr targets[2] = {0, pointer(rows_of(x.da))}, sources[] = {from, from};
 	CUmemcpyAttributes how = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
-	size_t sizes[] = {256, BYTES}, first = 0;
-	must((int)cuMemAlloc(&other, 256), "malloc");
-	targets[0] = other;
-	targets[1] = (CUdeviceptr)(uintptr_t)x.da;
+	size_t sizes[] = {256, PART_BYTES}, first = 0;
+	must((int)cuMemAlloc(&targets[0], sizes[0]), "malloc");
 	must((int)cuMemcpyBatchAsync(targets, sources, sizes, 2, &how, &first, 1,
 	                             (CUstream)session.stream),
 	     "batch of copies");
@@ -180,7 +232,7 @@ static void by_batch(void)
 
 static void by_kernel(void)
 {
-	kernel_copy(new_weight(), session.stream);
+	kernel_copy_rows(new_rows(), session.stream);
 }
 
 /* An optimizer's fused kernel has its targets in a struct. */
@@ -189,49 +241,50 @@ static void by_kernel_with_struct(void)
 	struct {
 		uint32_t count, value;
 		uint64_t target[3];
-	} each = {BYTES / 4, 0x3f803f80, {0, (uintptr_t)x.da, 0}};
+	} each = {PART_BYTES / 4, 0x3f803f80, {0, (uintptr_t)rows_of(x.da), 0}};
 	launch("softcuda_fill_each", (void *[]){&each}, session.stream);
-	all_are(1);
+	rows_are(1);
 }
 
-/* A product whose D is the weight. Its host values are fetched once the product of interest is
+/* A product whose D is in the weight. Its host values are fetched once the product of interest is
  * submitted (take_over): waiting would be one more thing that tells. */
 static struct made writer;
 
+static void write_by(const struct product *shape)
+{
+	product_make(&writer, shape, 33);
+	writer.dd = rows_of(x.da);
+	step_submit(&writer, &session);
+}
+
 static void by_product(void)
 {
-	const struct product shape = {.ta = T_, .m = IN, .n = OUT, .k = 64};
-	product_make(&writer, &shape, 33);
-	writer.dd = x.da;
-	step_submit(&writer, &session);
+	write_by(&(struct product){.ta = T_, .m = IN, .n = ROWS, .k = 64});
 }
 
 /* The same by an engine: its key was made known before, with another output. */
 static void by_product_of_ours(void)
 {
-	const struct product shape = {.ta = T_, .m = IN, .n = OUT, .k = 128};
+	const struct product shape = {.ta = T_, .m = IN, .n = ROWS, .k = 128};
 	product_make(&writer, &shape, 33);
 	step_submit(&writer, &session);
 	product_fetch(&writer);
-	writer.dd = x.da;
+	writer.dd = rows_of(x.da);
 	step_submit(&writer, &session);
 }
 
 /* An adapter that is merged: W += BA. */
 static void by_adapter(void)
 {
-	const struct product shape = {.ta = T_, .m = IN, .n = OUT, .k = 64, .beta = 1};
-	product_make(&writer, &shape, 33);
-	writer.dd = x.da;
-	step_submit(&writer, &session);
+	write_by(&(struct product){.ta = T_, .m = IN, .n = ROWS, .k = 64, .beta = 1});
 }
 
 static void take_over(void)
 {
-	if (writer.dd != x.da || !x.da)
+	if (!writer.dd || writer.dd != rows_of(x.da))
 		return;
 	product_fetch(&writer);
-	memcpy(x.a, writer.d, x.size_a * sizeof *x.a);
+	memcpy(x.a + PART, writer.d, (size_t)ROWS * IN * sizeof *x.a);
 	writer.dd = NULL;
 }
 
@@ -243,16 +296,16 @@ static void by_free_and_allocate(void)
 	must((int)cudaFree(old), "free");
 	must((int)cudaMalloc(&x.base[0], BYTES + 256), "malloc");
 	must(x.base[0] != old, "another address");
-	by_device_copy();
+	all_by_device_copy();
 }
 
 static void in_another_stream(void)
 {
 	cudaEvent_t event;
 	cudaStream_t stream = new_stream();
-	void *from = new_weight();
+	void *from = new_rows();
 	must((int)cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
-	kernel_copy(from, stream);
+	kernel_copy_rows(from, stream);
 	must((int)cudaEventRecord(event, stream), "record");
 	must((int)cudaStreamWaitEvent(session.stream, event, 0), "wait");
 }
@@ -279,9 +332,9 @@ static void launch_graph(cudaGraphExec_t executable)
 /* With products between capture and launch, so that only the launch can tell. */
 static void by_graph(void)
 {
-	void *from = new_weight();
+	void *from = new_rows();
 	step_begin_capture(&session);
-	kernel_copy(from, session.stream);
+	kernel_copy_rows(from, session.stream);
 	cudaGraphExec_t executable = step_end_capture(&session);
 	for (int i = 0; i < WARMUP; i++)
 		step_submit(&x, &session);
@@ -294,6 +347,7 @@ static const struct way {
 	bool drops; /* what is tracked: the new memory has no copy yet */
 } ways[] = {
         {"host copy", by_host_copy, false},
+        {"host copy in a stream", by_host_copy_in_stream, false},
         {"device copy", by_device_copy, false},
         {"memset", by_memset, false},
         {"memset of a row", by_a_row, false},

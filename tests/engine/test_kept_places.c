@@ -9,6 +9,10 @@
 
 #define BESIDE 64 /* columns of the wider matrix on either side of the weight */
 
+/* A few rows, none of which the next products compare with the copy. */
+#define FIRST 72
+#define ROWS  8
+
 static struct session session;
 static struct made x;
 
@@ -23,14 +27,22 @@ static void copy(void *to, const void *from, size_t bytes)
 	     "copy");
 }
 
-/* Other numbers for the weight of `made`, in memory of their own; its host values are these. */
-static void *new_weight(struct made *made)
+/* Other numbers for rows of the weight of `made`, as they lie in memory, in memory of their own;
+ * its host values are these. */
+static uint16_t *new_rows(struct made *made, size_t first, size_t rows)
 {
 	static uint64_t seed = 100;
+	const size_t from = first * (size_t)made->lda;
 	struct made other;
 	product_make(&other, &made->p, ++seed);
-	memcpy(made->a, other.a, made->size_a * sizeof *made->a);
-	return other.da;
+	for (size_t i = from; i < made->size_a && i < from + rows * (size_t)made->lda; i++)
+		made->a[i] = other.a[i];
+	return (uint16_t *)other.da + from;
+}
+
+static void *new_weight(struct made *made)
+{
+	return new_rows(made, 0, OUT);
 }
 
 static void open_with(const struct product *shape)
@@ -57,22 +69,23 @@ static void submit_and_print(struct made *made)
 /* ---- scenes -------------------------------------------------------------------------------------
  */
 
-/* Rows of the stored weight as `width` columns from `column` on, in the wider matrix. */
-static void copy_columns(const void *from, int column, int width)
+/* Of these rows, `width` columns from `column` of the weight on, as they are at `from`. */
+static void copy_columns(const uint16_t *from, int column, int width, size_t first, size_t rows)
 {
 	const size_t size = sizeof(uint16_t), pitch = (size_t)x.lda * size;
 	const CUDA_MEMCPY2D columns = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
 	                               .srcDevice = pointer(from),
 	                               .srcPitch = pitch,
+	                               .dstY = first,
 	                               .dstMemoryType = CU_MEMORYTYPE_DEVICE,
 	                               .dstDevice = pointer((const uint16_t *)x.da + column),
 	                               .dstPitch = pitch,
 	                               .WidthInBytes = (size_t)width * size,
-	                               .Height = x.size_a / (size_t)x.lda};
+	                               .Height = rows};
 	must((int)cuMemcpy2DAsync(&columns, (CUstream)session.stream), "copy of columns");
 }
 
-/* `view SHAPE`: columns beside the weight are written, then those of the weight, then all. */
+/* `view SHAPE`: columns beside the weight are written, then a few rows of the weight, then all. */
 static int scene_view(int argc, char **argv)
 {
 	if (argc != 1)
@@ -81,23 +94,22 @@ static int scene_view(int argc, char **argv)
 	shape.shift_a = BESIDE;
 	shape.pad_a = BESIDE;
 	open_with(&shape);
-	const int width = x.lda - BESIDE;
 	warm_up(&x);
-	void *ones;
-	must((int)cudaMalloc(&ones, x.size_a * sizeof(uint16_t)), "malloc");
-	must((int)cudaMemset(ones, 0x3f, x.size_a * sizeof(uint16_t)), "memset");
+	uint16_t *ones;
+	must((int)cudaMalloc((void **)&ones, x.size_a * sizeof *ones), "malloc");
+	must((int)cudaMemset(ones, 0x3f, x.size_a * sizeof *ones), "memset");
 	product_poison(&x);
-	copy_columns(ones, -BESIDE, BESIDE);
+	copy_columns(ones, -BESIDE, BESIDE, 0, OUT);
 	submit_and_print(&x);
 	for (int i = 0; i < 3; i++)
 		step_call(&x, &session);
 	product_poison(&x);
-	copy_columns(new_weight(&x), 0, width);
+	copy_columns(new_rows(&x, FIRST, ROWS), 0, IN, FIRST, ROWS);
 	submit_and_print(&x);
 	for (int i = 0; i < 3; i++)
 		step_call(&x, &session);
 	product_poison(&x);
-	copy(x.da, new_weight(&x), x.size_a * sizeof(uint16_t));
+	copy(x.da, new_weight(&x), x.size_a * sizeof *ones);
 	submit_and_print(&x);
 	return 0;
 }
@@ -123,7 +135,8 @@ static int scene_neighbours(int argc, char **argv)
 	for (int written = 0; written < 2; written++) {
 		product_poison(&x);
 		product_poison(&y);
-		copy(each[written]->da, new_weight(each[written]), BYTES);
+		copy((uint16_t *)each[written]->da + (size_t)FIRST * IN,
+		     new_rows(each[written], FIRST, ROWS), ROWS * IN * sizeof(uint16_t));
 		submit_and_print(&x);
 		submit_and_print(&y);
 		for (int i = 0; i < 2; i++)
@@ -165,8 +178,75 @@ static int scene_fewer(int argc, char **argv)
 	return 0;
 }
 
+/* ---- mapped memory ---- */
+
+#define PIECES 2 /* that a weight lies in */
+#define PIECE  (BYTES / PIECES)
+
+static const CUmemLocation device = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+
+/* Memory of the size of a piece, mapped there. */
+static CUmemGenericAllocationHandle new_piece(CUdeviceptr to)
+{
+	const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                                        .location = device};
+	CUmemGenericAllocationHandle handle;
+	must((int)cuMemCreate(&handle, PIECE, &properties, 0), "create");
+	must((int)cuMemMap(to, PIECE, 0, handle, 0), "map");
+	return handle;
+}
+
+static void allow(CUdeviceptr to)
+{
+	const CUmemAccessDesc access = {.location = device,
+	                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	must((int)cuMemSetAccess(to, PIECE, &access, 1), "access");
+}
+
+/* `mapped SHAPE`: the weight lies in pieces amid reserved addresses. It is written; then its last
+ * piece is exchanged for one that has other numbers already; then the weight is written again. */
+static int scene_mapped(int argc, char **argv)
+{
+	CUdeviceptr range;
+	if (argc != 1)
+		return 2;
+	open_with(&shapes[atoi(argv[0])]);
+	must((int)cuMemAddressReserve(&range, 4 * BYTES, 0, 0, 0), "reserve");
+	const CUdeviceptr weight = range + BYTES, last = weight + BYTES - PIECE;
+	const CUdeviceptr elsewhere = range + 3 * BYTES;
+	for (CUdeviceptr piece = weight; piece <= last; piece += PIECE) {
+		new_piece(piece);
+		allow(piece);
+	}
+	copy((void *)(uintptr_t)weight, x.da, BYTES);
+	x.da = (void *)(uintptr_t)weight;
+	warm_up(&x);
+	product_poison(&x);
+	copy(x.da, new_weight(&x), BYTES);
+	submit_and_print(&x);
+	warm_up(&x);
+	const CUmemGenericAllocationHandle piece = new_piece(elsewhere);
+	allow(elsewhere);
+	double *const old = malloc(x.size_a * sizeof *old);
+	memcpy(old, x.a, x.size_a * sizeof *old);
+	copy((void *)(uintptr_t)elsewhere, (char *)new_weight(&x) + BYTES - PIECE, PIECE);
+	memcpy(x.a, old, (x.size_a - PIECE / 2) * sizeof *old);
+	product_poison(&x);
+	must((int)cuMemUnmap(last, PIECE), "unmap");
+	must((int)cuMemMap(last, PIECE, 0, piece, 0), "map");
+	allow(last);
+	submit_and_print(&x);
+	for (int i = 0; i < 2; i++)
+		warm_up(&x);
+	product_poison(&x);
+	copy(x.da, new_weight(&x), BYTES);
+	submit_and_print(&x);
+	return 0;
+}
+
 const struct scene scenes[] = {
         {"view", scene_view},
+        {"mapped", scene_mapped},
         {"neighbours", scene_neighbours},
         {"fewer", scene_fewer},
         {NULL, NULL},
@@ -227,6 +307,22 @@ START_TEST(an_address_with_fewer_rows_is_another_weight)
 }
 END_TEST
 
+/* What was mapped there is gone, whoever wrote what is there now. */
+START_TEST(mapped_memory_is_followed_piece_by_piece)
+{
+	const struct kind *kind = run(_i, "mapped");
+	const int exchanged = 2 * WARMUP + 1;
+	expect_kept(&outcome, kind, "mapped", WARMUP - 1);
+	expect_kept(&outcome, kind, "written", WARMUP);
+	expect_kept(&outcome, kind, "before the exchange", exchanged - 1);
+	expect_all_right(kind, "mapped", WARMUP, exchanged + 2 * WARMUP + 2);
+	if (_i >= KINDS) /* for the verified one it is the same copy, which changes too often */
+		return;
+	ck_assert_int_eq(step_at(&outcome, exchanged).uses[kind->form], 0);
+	expect_kept(&outcome, kind, "again", exchanged + 2 * WARMUP);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("kept weights, places");
@@ -236,6 +332,7 @@ int main(int argc, char **argv)
 	                    2 * KINDS);
 	tcase_add_loop_test(tcase, neighbours_in_an_allocation_are_each_followed, 0, 2 * KINDS);
 	tcase_add_loop_test(tcase, an_address_with_fewer_rows_is_another_weight, 0, 2 * KINDS);
+	tcase_add_loop_test(tcase, mapped_memory_is_followed_piece_by_piece, 0, 2 * KINDS);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);
 }

@@ -49,10 +49,17 @@ struct sc_memory *sc_memory_find(CUdeviceptr pointer)
 	return address_of(pointer) < memory->base + memory->size ? memory : NULL;
 }
 
+/* What is mapped beside each other is one. */
 bool sc_memory_covers(CUdeviceptr pointer, size_t bytes)
 {
 	const struct sc_memory *memory = sc_memory_find(pointer);
-	return memory && bytes <= memory->size - (size_t)(address_of(pointer) - memory->base);
+	while (memory) {
+		const unsigned char *end = memory->base + memory->size;
+		if (address_of(pointer) + bytes <= end)
+			return true;
+		memory = memory->range ? sc_memory_find((CUdeviceptr)(uintptr_t)end) : NULL;
+	}
+	return false;
 }
 
 static void insert(struct sc_memory *memory)
@@ -126,7 +133,10 @@ static void *obtain(size_t bytes, enum sc_memory_type type)
 
 static void release(struct sc_memory *memory)
 {
-	if (memory->type == SC_HOST)
+	if (memory->range)
+		mmap(memory->base, memory->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+		     -1, 0);
+	else if (memory->type == SC_HOST)
 		munmap(memory->base, padded_size(memory->size));
 	else
 		release_device(memory->base, padded_size(memory->size));
@@ -145,6 +155,23 @@ static struct sc_memory *make(CUcontext context, size_t bytes, enum sc_memory_ty
 	        .base = base, .size = bytes, .type = type, .context = context, .id = sc_new_id()};
 	insert(memory);
 	return memory;
+}
+
+void sc_memory_map(CUcontext context, unsigned char *base, size_t bytes, unsigned char *range,
+                   size_t range_size)
+{
+	struct sc_memory *memory = sc_alloc(sizeof *memory);
+	*memory = (struct sc_memory){.base = base,
+	                             .size = bytes,
+	                             .type = SC_DEVICE,
+	                             .context = context,
+	                             .id = sc_new_id(),
+	                             .range = range,
+	                             .range_size = range_size};
+	insert(memory);
+	softcuda_counters.allocations++;
+	softcuda_counters.live++;
+	softcuda_counters.bytes += (long)bytes;
 }
 
 static CUresult allocate(CUcontext context, CUdeviceptr *pointer, size_t bytes)
@@ -166,7 +193,7 @@ static CUresult allocate(CUcontext context, CUdeviceptr *pointer, size_t bytes)
 
 static void check_guard(const struct sc_memory *memory)
 {
-	for (size_t i = 0; i < GUARD; i++) {
+	for (size_t i = 0; i < GUARD && !memory->range; i++) {
 		if (memory->base[memory->size + i] == GUARDED)
 			continue;
 		softcuda_counters.overruns++;
@@ -220,7 +247,8 @@ static CUresult give_back(CUdeviceptr pointer, enum sc_memory_type type)
 	struct sc_memory *memory = sc_memory_find(pointer);
 	if (error)
 		return error;
-	if (!memory || memory->base != address_of(pointer) || memory->type != type || memory->graph)
+	if (!memory || memory->base != address_of(pointer) || memory->type != type ||
+	    memory->graph || memory->range)
 		return CUDA_ERROR_INVALID_VALUE;
 	error = sc_drain(memory->context);
 	sc_memory_free(memory);
@@ -660,10 +688,11 @@ static bool attribute_of(const struct sc_memory *memory, CUpointer_attribute att
 		*(int *)data = memory->context->device;
 		return true;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)data = (CUdeviceptr)(uintptr_t)memory->base;
+		*(CUdeviceptr *)data =
+		        (CUdeviceptr)(uintptr_t)(memory->range ? memory->range : memory->base);
 		return true;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*(size_t *)data = memory->size;
+		*(size_t *)data = memory->range ? memory->range_size : memory->size;
 		return true;
 	case CU_POINTER_ATTRIBUTE_MAPPED:
 		*(unsigned *)data = 1;

@@ -60,7 +60,7 @@
  *   knob "strict" is on: the device was seen to accept shapes beyond them, and what relies on that
  *   should be noticed.
  *
- * Left out: textures and arrays, memory pools other than the default, virtual memory, IPC, peer
+ * Left out: textures and arrays, memory pools other than the default, IPC, peer
  * access (peer copies work), copies of rows with hosts or arrays, editing of graphs, the _ptsz
  * forms of functions, cudaLaunchKernel (no device code is registered), block scales, complex and
  * integer products. The copies of cuBLAS with the names of CUDA 12 use the same libcudart.so.13 as

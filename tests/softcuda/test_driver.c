@@ -139,6 +139,59 @@ START_TEST(memory_freed_last_is_given_again_if_that_is_wanted)
 }
 END_TEST
 
+static CUmemAllocationProp of_device(void)
+{
+	return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+}
+
+START_TEST(memory_is_mapped_in_pieces_and_more_than_once)
+{
+	const CUmemAllocationProp properties = of_device();
+	const CUmemAccessDesc access = {.location = properties.location,
+	                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemGenericAllocationHandle piece[2];
+	CUdeviceptr range, base = 0;
+	size_t size, range_size = 0;
+	start();
+	ck_cuda(cuMemGetAllocationGranularity(&size, &properties,
+	                                      CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+	ck_cuda(cuMemAddressReserve(&range, 4 * size, 0, 0, 0));
+	for (size_t i = 0; i < 2; i++) {
+		ck_cuda(cuMemCreate(&piece[i], size, &properties, 0));
+		ck_cuda(cuMemMap(range + (1 + i) * size, size, 0, piece[i], 0));
+		ck_cuda(cuMemSetAccess(range + (1 + i) * size, size, &access, 1));
+	}
+	ck_assert_int_eq(cuMemMap(range + size, size, 0, piece[1], 0), CUDA_ERROR_INVALID_VALUE);
+	ck_assert_int_eq(cuMemMap(range + 4 * size, size, 0, piece[1], 0),
+	                 CUDA_ERROR_INVALID_VALUE);
+	ck_cuda(cuMemsetD32(range + size, 7, 2 * size / 4)); /* both */
+	ck_assert_int_eq(cuMemsetD32(range + size, 7, 3 * size / 4), CUDA_ERROR_INVALID_VALUE);
+	ck_cuda(cuCtxSynchronize());
+	ck_cuda(cuMemMap(range + 3 * size, size, 0, piece[0], 0));
+	ck_cuda(cuMemSetAccess(range + 3 * size, size, &access, 1));
+	ck_assert_uint_eq(*look(range + 3 * size), 7);
+	*look(range + size) = 8;
+	ck_assert_uint_eq(*look(range + 3 * size), 8);
+	ck_cuda(cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+	                              range + 2 * size));
+	ck_cuda(cuPointerGetAttribute(&range_size, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+	                              range + 2 * size));
+	ck_assert(base == range && range_size == 4 * size);
+	ck_assert_int_eq(cuMemFree(range + size), CUDA_ERROR_INVALID_VALUE);
+	ck_cuda(cuMemUnmap(range + 2 * size, size));
+	ck_cuda(cuMemMap(range + 2 * size, size, 0, piece[0], 0));
+	ck_cuda(cuMemSetAccess(range + 2 * size, size, &access, 1));
+	ck_assert_uint_eq(*look(range + 2 * size), 8);
+	ck_cuda(cuMemUnmap(range + size, 3 * size));
+	ck_assert_int_eq(cuMemUnmap(range + size, size), CUDA_ERROR_INVALID_VALUE);
+	for (size_t i = 0; i < 2; i++)
+		ck_cuda(cuMemRelease(piece[i]));
+	ck_cuda(cuMemAddressFree(range, 4 * size));
+	ck_assert_int_eq(softcuda_get("live"), 0);
+}
+END_TEST
+
 /* A matrix of 4 x 4 words: by rows, in a batch, and from another context. */
 START_TEST(rows_batches_and_peers_are_copied)
 {
@@ -741,6 +794,7 @@ int main(void)
 	tcase_add_test(tests, pointer_attributes_tell_allocations_from_other_memory);
 	tcase_add_test(tests, a_write_past_the_end_is_counted_when_freed);
 	tcase_add_test(tests, memory_freed_last_is_given_again_if_that_is_wanted);
+	tcase_add_test(tests, memory_is_mapped_in_pieces_and_more_than_once);
 	tcase_add_test(tests, rows_batches_and_peers_are_copied);
 	tcase_add_test(tests, the_nth_allocation_fails_and_all_after);
 	tcase_add_test(tests, memory_of_a_device_is_bounded);
