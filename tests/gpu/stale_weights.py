@@ -222,7 +222,7 @@ def load_state_dict(w):
 
 
 def from_pinned(w):
-    w.copy_(random(*w.shape).cpu().pin_memory(), non_blocking=True)
+    rows_of(w).copy_(random(ROWS, WIDTH).cpu().pin_memory(), non_blocking=True)
 
 
 def batched(w):
@@ -302,51 +302,54 @@ def by_table(first, count):
 
 
 # ---- copies and fills that PyTorch has no call for ----------------------------------------------
+# Of a few rows: a product that follows would hardly look at them by itself.
+
+FIRST, ROWS = 700, 2
+
+
+def rows_of(w):
+    return w[FIRST:FIRST + ROWS]
 
 
 def by_memset(w):
-    call("clear_by_memset", w.data_ptr(), 0, w.numel())
-
-
-def one_row_by_memset(w):
-    call("clear_by_memset", w.data_ptr(), 3 * WIDTH, WIDTH)
+    call("clear_by_memset", w.data_ptr(), FIRST * WIDTH, ROWS * WIDTH)
 
 
 def copied(copy):
-    """The case of one weight that `copy` writes from another matrix, in a stream of its own: some
-    copies refuse the one that all share."""
+    """The case of rows that `copy` writes from others, in a stream of its own: some copies refuse
+    the one that all share."""
     def case(trial):
-        w, source = trial.weight(), trial.weight()
+        w, source = trial.weight(), trial.hold(random(ROWS, WIDTH))
         old = trial.keep(w)
-        on_other_stream(lambda: copy(w, source))
+        on_other_stream(lambda: copy(rows_of(w), source))
         trial.check(w, old)
     return case
 
 
-def by_peer(w, source):
+def by_peer(rows, source):
     """From another device where there is one."""
     if torch.cuda.device_count() > 1:
         source = source.to("cuda:1")
         torch.cuda.synchronize("cuda:1")
-    call("copy_by_peer", w.data_ptr(), w.device.index, source.data_ptr(), source.device.index,
-         w.nbytes)
+    call("copy_by_peer", rows.data_ptr(), rows.device.index, source.data_ptr(),
+         source.device.index, rows.nbytes)
     torch.cuda.current_stream().synchronize()  # a source on the other device goes now
 
 
-def by_batch(w, source):
-    call("copy_by_batch", w.data_ptr(), source.data_ptr(), w.nbytes)
+def by_batch(rows, source):
+    call("copy_by_batch", rows.data_ptr(), source.data_ptr(), rows.nbytes)
 
 
 def columns_by(name):
     """All but the last eight columns."""
-    return copied(lambda w, source: call(name, w.data_ptr(), source.data_ptr(), 2 * WIDTH,
-                                         2 * (WIDTH - 8), OUT))
+    return copied(lambda rows, source: call(name, rows.data_ptr(), source.data_ptr(), 2 * WIDTH,
+                                            2 * (WIDTH - 8), ROWS))
 
 
 def from_other_device(w):
     if torch.cuda.device_count() < 2:
         raise Skipped("there is one device only")
-    w.copy_(random(*w.shape).to("cuda:1"))
+    rows_of(w).copy_(random(ROWS, WIDTH).to("cuda:1"))
 
 
 # ---- addresses ----------------------------------------------------------------------------------
@@ -482,8 +485,8 @@ def updated_by_graph(trial):
 
 def copied_by_graph(trial):
     """The graph's node is a copy, and no kernel."""
-    w, source = trial.weight(), trial.weight()
-    graph, _ = captured(lambda: w.copy_(source))
+    w, source = trial.weight(), trial.hold(random(ROWS, WIDTH))
+    graph, _ = captured(lambda: rows_of(w).copy_(source))
     old = trial.keep(w)
     graph.replay()
     trial.check(w, old)
@@ -615,9 +618,10 @@ CASES = OPTIMIZERS | {
     "one element": changed(one_element),
     "one row": changed(one_row),
     "load_state_dict": changed(load_state_dict),
-    "copy_ from the host": changed(lambda w: w.copy_(random(*w.shape).cpu())),
+    "copy_ from the host": changed(lambda w: rows_of(w).copy_(random(ROWS, WIDTH).cpu())),
     "copy_ from pinned memory": changed(from_pinned),
     "copy_ on the device": changed(lambda w: w.copy_(random(*w.shape))),
+    "copy_ of rows on the device": changed(lambda w: rows_of(w).copy_(random(ROWS, WIDTH))),
     "_foreach_copy_": changed(batched),
     "zero_": changed(lambda w: w.zero_()),
     "zero_ of half": changed(lambda w: w[:OUT // 2].zero_()),
@@ -626,7 +630,6 @@ CASES = OPTIMIZERS | {
     "a kernel of a static runtime": by_kernel("halve_by_argument"),
     "a kernel with the address in a struct": by_kernel("halve_by_struct"),
     "a memset": changed(by_memset),
-    "a memset of one row": changed(one_row_by_memset),
     "a peer copy": copied(by_peer),
     "copy_ from another device": changed(from_other_device),
     "a batch of copies": copied(by_batch),
