@@ -11,7 +11,8 @@
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
  *             qs_counter_escaped qs_counter_header
  * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
- * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_notice
+ * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_memory
+ *             qs_note_notice
  * json.c and the rest of write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
@@ -186,6 +187,8 @@ void qs_note_steps(int64_t steps, int64_t products, double seconds);
 /* And the part of that time that products take on the device, 0 to 1 (more where streams overlap),
  * by calls of `timed` keys; `untimed` keys are left out of it. */
 void qs_note_share(double part, int64_t timed, int64_t untimed);
+/* And the bytes of device memory that we have, kept operands among them. */
+void qs_note_memory(uint64_t bytes);
 /* The exit table on stderr, if the options want it. */
 void qs_note_summary(void);
 bool qs_note_summary_wanted(void);

@@ -60,15 +60,18 @@
  *   knob "strict" is on: the device was seen to accept shapes beyond them, and what relies on that
  *   should be noticed.
  *
- * Left out: textures and arrays, memory pools other than the default, virtual memory, IPC, peer
- * access, editing of graphs, the _ptsz forms of functions, cudaLaunchKernel (no
- * device code is registered), block scales, complex and integer products. The copies of cuBLAS with
- * the names of CUDA 12 use the same libcudart.so.13 as the others.
+ * Left out: textures and arrays, memory pools other than the default, IPC, peer
+ * access (peer copies work), copies of rows with hosts or arrays, editing of graphs, the _ptsz
+ * forms of functions, cudaLaunchKernel (no device code is registered), block scales, complex and
+ * integer products. The copies of cuBLAS with the names of CUDA 12 use the same libcudart.so.13 as
+ * the others.
  *
  * Knobs are set by environment variables SOFTCUDA_<NAME>, read when the library is loaded, and by
  * softcuda_set(). Default in brackets.
  *   seed              of the order in which streams run [1]
  *   fail_alloc        N: the Nth device allocation from now on fails, and all after; 0 = none [0]
+ *   reuse             1: device memory that was freed last is given to the next who wants as much
+ *                     [0]
  *   memory_mib        memory of each device [8192]
  *   capability        compute capability, major * 10 + minor [90]
  *   ptx               that for which kernels were compiled; 0 = the device's [0]
