@@ -189,7 +189,6 @@ static void make_best(struct qs_instance *instance, const struct qs_plan *plan,
 		plan->engine->destroy(instance->state);
 	instance->engine = rival;
 	instance->state = state;
-	instance->rows = false;
 	*failure = second;
 }
 
@@ -284,7 +283,7 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	const uint64_t start = look ? qs_idle_clock() : 0;
 	const bool done = instance->engine->run(instance->state, g, instance->context, stream,
 	                                        &bytes, &failure);
-	if (look && done && !checked)
+	if (look && done)
 		add_look(plan, instance, g, look, qs_idle_clock() - start);
 	if (done)
 		qs_share_end(true);

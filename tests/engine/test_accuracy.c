@@ -334,6 +334,19 @@ START_TEST(fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate)
 }
 END_TEST
 
+/* Although fp8 has come to be by rows until then. */
+START_TEST(the_fastest_algorithm_is_told_without_a_scale)
+{
+	struct times times = fast;
+	times.wide = 300;
+	run_scene(&outcome, SHIMMED,
+	          with(MEASURED "default.action=auto", times, measured[_i].error), "large", "1",
+	          "3", NULL);
+	ck_decision("bf16", "auto");
+	ck_assert_str_eq(only_decision(&outcome)->scale, "");
+}
+END_TEST
+
 /* Slower than fp8, which must be accurate to be taken. */
 START_TEST(a_faster_algorithm_takes_the_place_of_inaccurate_fp8)
 {
@@ -426,6 +439,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, what_is_accurate_enough_is_taken_and_says_its_times, 0, 2);
 	tcase_add_loop_test(tcase, fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate, 0,
 	                    LARGE_ROWS);
+	tcase_add_loop_test(tcase, the_fastest_algorithm_is_told_without_a_scale, 2, 3);
 	tcase_add_loop_test(tcase, a_faster_algorithm_takes_the_place_of_inaccurate_fp8, 0,
 	                    LARGE_ROWS);
 	tcase_add_test(tcase, a_demanded_action_is_taken_anyway);
