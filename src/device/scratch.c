@@ -122,7 +122,6 @@ static bool is_given_up(struct qs_scratch *scratch)
 		return false;
 	if (pthread_mutex_trylock(&scratch->lock))
 		return true;
-	atomic_store(&scratch->given_up, false);
 	pthread_mutex_unlock(&scratch->lock);
 	return false;
 }

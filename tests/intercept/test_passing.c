@@ -187,7 +187,8 @@ static int lines_with(const char *text, const char *what)
 /* Both are served, each with memory of its own, which is there the next time. */
 START_TEST(a_thread_that_is_slow_in_our_own_code_holds_up_no_other_for_long)
 {
-	leave(FP8 ";cache.validity=each;log.level=cache", "ppSpSp");
+	leave(FP8 ";cache.validity=each;log.level=cache", "ppSpSpc");
+	ck_assert_str_eq(shimmed.out + 6 * 5, "0001\n"); /* those made beside it are gone */
 	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 8);
 	ck_assert_uint_eq(replaced(&shimmed), 8);
 	ck_assert_int_eq(repeated(&shimmed), 6);
