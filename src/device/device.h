@@ -4,6 +4,7 @@
  * context.c  qs_context_id qs_context_current qs_context_owns qs_is_device_memory qs_device_bytes
  *            qs_context_forked
  * stream.c   qs_stream_describe qs_may_begin_early
+ * lock.c     qs_lock_in_time
  * scratch.c  qs_scratch_lock qs_scratch_unlock qs_reserve qs_temporary
  * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash qs_fatbin_compare
  */
@@ -93,16 +94,17 @@ const char *qs_error_name(CUresult error);
 
 /* One piece of scratch: owned by a stream for eager work, or by a graph that captured it. */
 struct qs_scratch {
-	bool used;            /* belongs to a stream or a capture; else free for the asking   */
-	uint64_t capture;     /* id of the capture, 0 for eager work                          */
-	uint64_t stream;      /* id of the stream (captures may fork)                         */
-	CUdeviceptr base;     /* 0 = nothing allocated yet                                    */
-	size_t size;          /* bytes                                                        */
-	uint64_t turn;        /* of the context when it was last asked for                    */
-	uint64_t generation;  /* changes when the block or its owner does                     */
-	void *contents;       /* operand/: what the block holds                               */
-	_Atomic int captured; /* 0 = eager; 1 = in a graph that lives; 2 = graph is gone      */
-	pthread_mutex_t lock; /* held while one product's launches are submitted              */
+	bool used;             /* belongs to a stream or a capture; else free for the asking   */
+	uint64_t capture;      /* id of the capture, 0 for eager work                          */
+	uint64_t stream;       /* id of the stream (captures may fork)                         */
+	CUdeviceptr base;      /* 0 = nothing allocated yet                                    */
+	size_t size;           /* bytes                                                        */
+	uint64_t turn;         /* of the context when it was last asked for                    */
+	uint64_t generation;   /* changes when the block or its owner does                     */
+	void *contents;        /* operand/: what the block holds                               */
+	_Atomic int captured;  /* 0 = eager; 1 = in a graph that lives; 2 = graph is gone      */
+	pthread_mutex_t lock;  /* held while one product's launches are submitted              */
+	_Atomic bool given_up; /* the lock was waited for in vain                             */
 };
 
 #define QS_SCRATCH_MAX 64
@@ -181,6 +183,10 @@ bool qs_stream_describe(CUstream handle, struct qs_stream *stream);
  * that not every driver has nor every program reads: only where the policy allows it, and after a
  * kernel. */
 bool qs_may_begin_early(const struct qs_context *context, const struct qs_stream *stream);
+
+/* Takes the lock; false if it was not free for a second. Who has it may never give it back:
+ * *in_vain remembers that, and nobody waits again until it was free. */
+bool qs_lock_in_time(pthread_mutex_t *lock, _Atomic bool *in_vain);
 
 /* At least `bytes` of scratch, 256-byte aligned, for work in this stream, locked: unlock once all
  * launches that use it are submitted. Grows outside capture; a capture gets memory of its own,

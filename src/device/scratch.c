@@ -7,6 +7,7 @@
  * eager product touches. A user object retained by the graph says when the graph and its
  * executables are gone; the block then serves another capture. Blocks that a graph holds are never
  * moved or freed. Streams come and go unseen: blocks that waited long make room when there is none.
+ * A block whose user does not come back is given up, and the stream gets another.
  */
 #include "device/device.h"
 
@@ -114,6 +115,17 @@ static bool retain(struct qs_scratch *scratch, CUgraph graph)
 	return false;
 }
 
+/* Not to be used, as somebody may still do, unless it turns out that he has come back. */
+static bool is_given_up(struct qs_scratch *scratch)
+{
+	if (!atomic_load_explicit(&scratch->given_up, memory_order_relaxed))
+		return false;
+	if (pthread_mutex_trylock(&scratch->lock))
+		return true;
+	pthread_mutex_unlock(&scratch->lock);
+	return false;
+}
+
 /* Empties the block that waited longest, for another owner; freeing waits for the work that used
  * it. NULL if all of them were asked for lately: streams that take turns must not drive each other
  * out. */
@@ -123,7 +135,7 @@ static struct qs_scratch *reclaim(struct qs_context *context)
 	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
 		struct qs_scratch *scratch = &context->scratch[i];
 		if (scratch->used && atomic_load(&scratch->captured) != CAPTURED &&
-		    (!oldest || scratch->turn < oldest->turn))
+		    !is_given_up(scratch) && (!oldest || scratch->turn < oldest->turn))
 			oldest = scratch;
 	}
 	if (!oldest || context->turn - oldest->turn < IDLE_TURNS ||
@@ -144,7 +156,8 @@ static struct qs_scratch *find_eager(struct qs_context *context, const struct qs
 	struct qs_scratch *scratch = NULL;
 	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
 		struct qs_scratch *each = &context->scratch[i];
-		if (each->used && !each->capture && each->stream == stream->id) {
+		if (each->used && !each->capture && each->stream == stream->id &&
+		    !is_given_up(each)) {
 			each->turn = context->turn;
 			return each;
 		}
@@ -199,6 +212,8 @@ static struct qs_scratch *find_captured(struct qs_context *context, const struct
 	for (int i = 0; i < QS_SCRATCH_MAX; i++) {
 		struct qs_scratch *scratch = &context->scratch[i];
 		int captured = atomic_load(&scratch->captured);
+		if (is_given_up(scratch))
+			continue;
 		if (captured == CAPTURED && scratch->capture == stream->capture &&
 		    scratch->stream == stream->id && scratch->size >= bytes)
 			return scratch;
@@ -219,6 +234,18 @@ static bool is_owner(const struct qs_scratch *scratch, const struct qs_stream *s
 	       scratch->capture == (stream->capturing ? stream->capture : 0);
 }
 
+/* The lock of a block; without it the block is given up. */
+static bool lock_block(const struct qs_context *context, struct qs_scratch *scratch)
+{
+	const bool locked = qs_lock_in_time(&scratch->lock, &scratch->given_up);
+	if (!locked)
+		qs_message(QS_LOG_CACHE,
+		           "scratch of a stream on device %d is given up: a product did not come "
+		           "back",
+		           context->device);
+	return locked;
+}
+
 static struct qs_scratch *find_and_lock(struct qs_context *context, const struct qs_stream *stream,
                                         size_t bytes)
 {
@@ -233,7 +260,8 @@ static struct qs_scratch *find_and_lock(struct qs_context *context, const struct
 		pthread_mutex_unlock(&context->lock);
 		if (!scratch)
 			return NULL;
-		pthread_mutex_lock(&scratch->lock);
+		if (!lock_block(context, scratch))
+			continue;
 		if (is_owner(scratch, stream))
 			return scratch;
 		pthread_mutex_unlock(&scratch->lock);

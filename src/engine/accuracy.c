@@ -29,6 +29,7 @@
 struct qs_checks {
 	struct qs_context *context;
 	pthread_mutex_t lock;     /* held while a check is submitted                      */
+	_Atomic bool held_up;     /* see qs_lock_in_time()                                */
 	struct qs_scratch memory; /* struct qs_compare_work, then results                 */
 	uint64_t sequence;        /* of the last comparison                               */
 	uint64_t stream;          /* id of the stream that used the memory last, 0 = none */
@@ -293,13 +294,10 @@ bool qs_accuracy_measure(const struct qs_engine *engine, void *state, const stru
                          struct qs_context *context, const struct qs_stream *stream, double *sqnr,
                          struct qs_failure *failure)
 {
-	struct timespec until;
 	if (!qs_may_tune(g))
 		return qs_failed(failure, QS_REASON_BUDGET, "not measured");
 	struct qs_checks *checks = checks_of(context);
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += PATIENCE;
-	if (!checks || pthread_mutex_timedlock(&checks->lock, &until))
+	if (!checks || !qs_lock_in_time(&checks->lock, &checks->held_up))
 		return qs_failed(failure, QS_REASON_UNTUNED, "could not be compared");
 	const int64_t start = qs_tune_start();
 	CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);

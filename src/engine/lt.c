@@ -1,5 +1,9 @@
 /* A product by the program's own cuBLASLt: a second cuBLAS in a process would be a second set of
- * kernels and state. D, C, bias, alpha, beta and the epilogue are the program's. */
+ * kernels and state. D, C, bias, alpha, beta and the epilogue are the program's.
+ *
+ * The pointers of a call are attributes of its description, which cuBLASLt reads during the call.
+ * So each call under way has a description of its own, and no lock is held: one that does not
+ * return (see src/intercept/guard.c) leaves nothing taken but that. */
 #include "engine/lt.h"
 
 #include <stdlib.h>
@@ -10,6 +14,14 @@
 #define B_SCALE_MODE  ((cublasLtMatmulDescAttributes_t)32)
 #define OUTER_VEC_32F 3
 
+/* Kept for the next call, in place of any other. */
+static void give_desc(struct qs_lt *lt, cublasLtMatmulDesc_t desc)
+{
+	desc = atomic_exchange(&lt->desc, desc);
+	if (desc)
+		lt->library->cublasLtMatmulDescDestroy(desc);
+}
+
 void qs_lt_destroy(struct qs_lt *lt)
 {
 	const struct qs_library *library = lt->library;
@@ -17,41 +29,53 @@ void qs_lt_destroy(struct qs_lt *lt)
 	for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
 		if (layouts[i])
 			library->cublasLtMatrixLayoutDestroy(layouts[i]);
-	if (lt->desc)
-		library->cublasLtMatmulDescDestroy(lt->desc);
-	pthread_mutex_destroy(&lt->lock);
+	give_desc(lt, NULL);
 	free(lt);
 }
 
-static cublasStatus_t set(const struct qs_lt *lt, cublasLtMatmulDescAttributes_t attribute,
-                          const void *value, size_t size)
+static cublasStatus_t set(const struct qs_lt *lt, cublasLtMatmulDesc_t desc,
+                          cublasLtMatmulDescAttributes_t attribute, const void *value, size_t size)
 {
-	return lt->library->cublasLtMatmulDescSetAttribute(lt->desc, attribute, value, size);
+	return lt->library->cublasLtMatmulDescSetAttribute(desc, attribute, value, size);
 }
 
-static cublasStatus_t make_desc(struct qs_lt *lt, const struct qs_key *key,
-                                const struct qs_lt_operands *operands)
+static cublasStatus_t fill_desc(const struct qs_lt *lt, cublasLtMatmulDesc_t desc)
 {
-	const int32_t ta = operands->ta, tb = operands->tb, epilogue = key->epilogue;
-	const int32_t bias_type = key->bias_type;
+	const struct qs_lt_operands *operands = &lt->operands;
+	const int32_t ta = operands->ta, tb = operands->tb, epilogue = lt->epilogue;
+	const int32_t bias_type = lt->bias_type;
 	const int8_t fast = operands->fast;
 	const int32_t rows = OUTER_VEC_32F;
-	cublasStatus_t status =
-	        lt->library->cublasLtMatmulDescCreate(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+	cublasStatus_t status = set(lt, desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
 	if (!status)
-		status = set(lt, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
-	if (!status)
-		status = set(lt, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
 	if (!status && fast)
-		status = set(lt, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
 	if (!status)
-		status = set(lt, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
 	if (!status && operands->rows)
-		status = set(lt, A_SCALE_MODE, &rows, sizeof rows);
+		status = set(lt, desc, A_SCALE_MODE, &rows, sizeof rows);
 	if (!status && operands->rows)
-		status = set(lt, B_SCALE_MODE, &rows, sizeof rows);
-	if (!status && key->bias_type != QS_TYPE_NONE)
-		status = set(lt, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
+		status = set(lt, desc, B_SCALE_MODE, &rows, sizeof rows);
+	if (!status && lt->bias_type != QS_TYPE_NONE)
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
+		             sizeof bias_type);
+	return status;
+}
+
+/* The one kept, else a new one; to be given back unless that fails. */
+static cublasStatus_t take_desc(struct qs_lt *lt, cublasLtMatmulDesc_t *desc)
+{
+	*desc = atomic_exchange(&lt->desc, NULL);
+	if (*desc)
+		return CUBLAS_STATUS_SUCCESS;
+	cublasStatus_t status =
+	        lt->library->cublasLtMatmulDescCreate(desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+	if (status)
+		return status;
+	status = fill_desc(lt, *desc);
+	if (status)
+		lt->library->cublasLtMatmulDescDestroy(*desc);
 	return status;
 }
 
@@ -124,8 +148,8 @@ static bool is_known(const struct qs_lt *lt, const cublasLtMatmulAlgo_t *algo)
 	return false;
 }
 
-static cublasStatus_t ask(struct qs_lt *lt, const struct qs_gemm *g,
-                          const struct qs_lt_operands *operands, uint64_t workspace)
+static cublasStatus_t ask(struct qs_lt *lt, const struct qs_gemm *g, cublasLtMatmulDesc_t desc,
+                          uint64_t workspace)
 {
 	const struct qs_library *library = lt->library;
 	cublasLtMatmulHeuristicResult_t result[QS_LT_ASKED] = {0};
@@ -133,9 +157,9 @@ static cublasStatus_t ask(struct qs_lt *lt, const struct qs_gemm *g,
 	int found = 0;
 	cublasStatus_t status = library->cublasLtMatmulPreferenceCreate(&preference);
 	if (!status)
-		status = set_preference(library, &g->key, operands, workspace, preference);
+		status = set_preference(library, &g->key, &lt->operands, workspace, preference);
 	if (!status)
-		status = library->cublasLtMatmulAlgoGetHeuristic(g->handle, lt->desc, lt->a, lt->b,
+		status = library->cublasLtMatmulAlgoGetHeuristic(g->handle, desc, lt->a, lt->b,
 		                                                 lt->c, lt->d, preference,
 		                                                 QS_LT_ASKED, result, &found);
 	if (preference)
@@ -153,59 +177,68 @@ static cublasStatus_t ask(struct qs_lt *lt, const struct qs_gemm *g,
 /* Where workspace may be used, cuBLASLt prefers algorithms that clear some of it before each
  * product and hand out tiles as they go; those that need none were up to 13 % faster in fp8. */
 static cublasStatus_t ask_heuristic(struct qs_lt *lt, const struct qs_gemm *g,
-                                    const struct qs_lt_operands *operands)
+                                    cublasLtMatmulDesc_t desc)
 {
-	cublasStatus_t status = ask(lt, g, operands, QS_LT_WORKSPACE);
+	cublasStatus_t status = ask(lt, g, desc, QS_LT_WORKSPACE);
 	if (!status)
-		ask(lt, g, operands, 0);
+		ask(lt, g, desc, 0);
 	return status ? status : lt->count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /* The bias must be set for the heuristic too; scales too, so that they are known to be taken. */
-static cublasStatus_t set_pointers(const struct qs_lt *lt, const struct qs_lt_call *call)
+static cublasStatus_t set_pointers(const struct qs_lt *lt, cublasLtMatmulDesc_t desc,
+                                   const struct qs_lt_call *call)
 {
 	cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
 	if (call->scale_a)
-		status = set(lt, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &call->scale_a,
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &call->scale_a,
 		             sizeof call->scale_a);
 	if (!status && call->scale_b)
-		status = set(lt, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &call->scale_b,
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &call->scale_b,
 		             sizeof call->scale_b);
 	if (!status && call->bias)
-		status = set(lt, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof call->bias);
+		status = set(lt, desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias,
+		             sizeof call->bias);
 	return status;
+}
+
+/* All that is asked of cuBLASLt before the first call. */
+static bool prepare(struct qs_lt *lt, const struct qs_gemm *g, struct qs_failure *failure)
+{
+	const void *scale = lt->operands.type[0] == CUDA_R_16BF ? NULL : g->d;
+	const struct qs_lt_call pointers = {.scale_a = scale, .scale_b = scale, .bias = g->bias};
+	cublasLtMatmulDesc_t desc;
+	cublasStatus_t status = take_desc(lt, &desc);
+	if (!status) {
+		give_desc(lt, desc); /* nobody else takes it yet */
+		status = set_pointers(lt, desc, &pointers);
+	}
+	if (!status)
+		status = make_layouts(lt, &g->key, &lt->operands);
+	if (status)
+		return qs_failed(failure, QS_REASON_ERROR, "cuBLASLt descriptors: status %d",
+		                 (int)status);
+	status = ask_heuristic(lt, g, desc);
+	return !status ||
+	       qs_failed(failure, QS_REASON_ALGO_NONE, "cuBLASLt status %d", (int)status);
 }
 
 struct qs_lt *qs_lt_create(const struct qs_gemm *g, const struct qs_lt_operands *operands,
                            struct qs_failure *failure)
 {
-	const void *scale = operands->type[0] == CUDA_R_16BF ? NULL : g->d;
 	struct qs_lt *lt = calloc(1, sizeof *lt);
 	if (!lt) {
 		qs_failed(failure, QS_REASON_MEMORY, "host memory");
 		return NULL;
 	}
 	lt->library = g->library;
-	pthread_mutex_init(&lt->lock, NULL);
-	cublasStatus_t status = make_desc(lt, &g->key, operands);
-	if (!status)
-		status = set_pointers(
-		        lt,
-		        &(struct qs_lt_call){.scale_a = scale, .scale_b = scale, .bias = g->bias});
-	if (!status)
-		status = make_layouts(lt, &g->key, operands);
-	if (status) {
-		qs_failed(failure, QS_REASON_ERROR, "cuBLASLt descriptors: status %d", (int)status);
-		qs_lt_destroy(lt);
-		return NULL;
-	}
-	status = ask_heuristic(lt, g, operands);
-	if (status) {
-		qs_failed(failure, QS_REASON_ALGO_NONE, "cuBLASLt status %d", (int)status);
-		qs_lt_destroy(lt);
-		return NULL;
-	}
-	return lt;
+	lt->operands = *operands;
+	lt->epilogue = g->key.epilogue;
+	lt->bias_type = g->key.bias_type;
+	if (prepare(lt, g, failure))
+		return lt;
+	qs_lt_destroy(lt);
+	return NULL;
 }
 
 static cudaDataType type_of(uint32_t format)
@@ -263,14 +296,17 @@ struct qs_lt_call qs_lt_call_fp8(const struct qs_gemm *g, CUstream stream, CUdev
 
 cublasStatus_t qs_lt_run(struct qs_lt *lt, const struct qs_lt_call *call, int candidate)
 {
-	pthread_mutex_lock(&lt->lock);
-	cublasStatus_t status = set_pointers(lt, call);
+	cublasLtMatmulDesc_t desc;
+	cublasStatus_t status = take_desc(lt, &desc);
+	if (status)
+		return status;
+	status = set_pointers(lt, desc, call);
 	if (!status)
 		status = lt->library->cublasLtMatmul(
-		        call->handle, lt->desc, call->alpha, call->a, lt->a, call->b, lt->b,
-		        call->beta, call->c, lt->c, call->d, lt->d, &lt->candidate[candidate].algo,
+		        call->handle, desc, call->alpha, call->a, lt->a, call->b, lt->b, call->beta,
+		        call->c, lt->c, call->d, lt->d, &lt->candidate[candidate].algo,
 		        call->workspace, lt->candidate[candidate].workspace,
 		        (cudaStream_t)call->stream);
-	pthread_mutex_unlock(&lt->lock);
+	give_desc(lt, desc);
 	return status;
 }

@@ -7,7 +7,6 @@
 #ifndef QS_ENGINE_LT_H
 #define QS_ENGINE_LT_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "engine/engine.h"
@@ -32,8 +31,9 @@ struct qs_lt_operands {
 /* A product complete but for the pointers. */
 struct qs_lt {
 	const struct qs_library *library;
-	pthread_mutex_t lock; /* of desc: its pointer attributes are set per call */
-	cublasLtMatmulDesc_t desc;
+	struct qs_lt_operands operands;
+	int32_t epilogue, bias_type;        /* of the key */
+	_Atomic(cublasLtMatmulDesc_t) desc; /* for the next call, NULL while one has it */
 	cublasLtMatrixLayout_t a, b, c, d;
 	int count; /* candidates: as cuBLASLt ranks them, then those without workspace    */
 	struct {

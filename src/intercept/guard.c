@@ -6,7 +6,8 @@
  * when a call comes whose frame does not, the outer one is gone. That is found out no sooner: what
  * this thread submitted in between counted as cuBLAS's work, and a call from deeper than the one
  * that is gone is still taken for an inner one. One that was left within our own code may have left
- * our locks taken: such a thread passes everything from then on.
+ * our locks taken: such a thread passes everything from then on, and others do not wait for them
+ * for long (qs_lock_in_time()).
  */
 #include "intercept/intercept.h"
 

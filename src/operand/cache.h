@@ -22,6 +22,9 @@
  * uses, so that trying costs less and less. A copy that has to be made anew more often than every
  * 16th use is dropped.
  *
+ * A replay of a graph is a use by each product in it. Those that read the copy's descriptor are
+ * checked before the launch where need be, those that do not check all of it within the graph.
+ *
  * Which memory was written is known when the call that writes it returns, but not when the work
  * runs. A program that orders its streams by events submits a use of new contents after what writes
  * them, and the check runs in the stream of the use, after the writer. With orders that the host
@@ -144,9 +147,10 @@ static inline enum qs_reason qs_reason_of_use(CUresult error)
 /* After the launches that read the copy were submitted, or were not. */
 void qs_kept_used(struct qs_kept *kept);
 
-/* Before the program launches a graph into this stream: checks the copies that this graph holds and
- * whose source may have been written. Not those of other graphs: the stream need not come after
- * whoever writes their sources. One load if no graph holds any. */
+/* Before the program launches a graph into this stream: counts a use by each of its products that
+ * read a descriptor, and checks the copies whose source may have been written, or that are due. Not
+ * those of other graphs: the stream need not come after whoever writes their sources. One load if
+ * no graph holds any. */
 void qs_kept_before_graph(CUgraphExec exec, CUstream stream);
 /* In a forked child, whose contexts are forgotten: forget that graphs hold copies. */
 void qs_kept_forked(void);

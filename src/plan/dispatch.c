@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "engine/known.h"
 #include "engine/tune.h"
@@ -223,15 +222,14 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 }
 
 static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool held_up; /* see qs_lock_in_time() */
 
 static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_gemm *g,
                                          struct qs_context *context, const struct qs_stream *stream)
 {
-	/* Another thread may be timing behind work that waits for this very product. */
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec++;
-	if (pthread_mutex_timedlock(&prepare_lock, &until))
+	/* Another thread may be timing behind work that waits for this very product, or may never
+	 * come back: the program's calls are made under the lock. */
+	if (!qs_lock_in_time(&prepare_lock, &held_up))
 		return NULL;
 	struct qs_instance *instance = find_instance(plan, context);
 	if (!instance && (instance = calloc(1, sizeof *instance))) {
@@ -418,7 +416,7 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	if (!instance)
 		instance = make_instance(plan, g, context, &stream);
 	if (!instance)
-		return pass_late(plan, g, QS_REASON_UNTUNED, NULL);
+		return pass_late(plan, g, QS_REASON_UNTUNED, "another thread is measuring");
 	return instance->state && replace_here(plan, instance, g, &stream);
 }
 
@@ -468,5 +466,6 @@ bool qs_dispatch(struct qs_gemm *g)
 void qs_dispatch_forked(void)
 {
 	pthread_mutex_init(&prepare_lock, NULL);
+	atomic_store(&held_up, false);
 	atomic_store(&other, NULL);
 }

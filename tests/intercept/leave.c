@@ -1,12 +1,14 @@
 /* Products of which some do not return (wrap_leave.c). "leave ACTIONS": p = a product, whose first
  * element is printed, d = one from deeper in the stack, q = one that is not looked at, h = one of
  * another shape, after which the program waits and idles, l = one that is left, t = one that is
- * left by a C++ exception, w = one that is left and writes what the others read, v = one that
- * writes a bit of the weight. */
+ * left by a C++ exception, T = the same in another thread, X = one whose thread ends there, S = one
+ * while another thread is in the middle of one, c = how many descriptions for cuBLASLt there are,
+ * w = one that is left and writes what the others read, v = one that writes a bit of the weight. */
 #define _GNU_SOURCE
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -53,6 +55,79 @@ static void product_only(void)
 	product(b, c, SIDE);
 }
 
+static void product_left_by_exception(void)
+{
+	*leave_by = throw_exception;
+	if (!catch_exception(product_only))
+		exit(3);
+}
+
+static void end_of_thread(void)
+{
+	pthread_exit(NULL);
+}
+
+static void *in_thread(void *action)
+{
+	if (cudaSetDevice(0))
+		exit(4);
+	if (*(char *)action == 'T')
+		product_left_by_exception();
+	*leave_by = end_of_thread;
+	if (*(char *)action == 'X')
+		product_only();
+	return NULL;
+}
+
+static void act_in_thread(char action)
+{
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, in_thread, &action) || pthread_join(thread, NULL))
+		exit(4);
+	*leave_by = NULL;
+}
+
+static _Atomic int stage; /* of a call that takes its time: 1 = under way, 2 = may return */
+
+static void take_time(void)
+{
+	stage = 1;
+	while (stage != 2)
+		usleep(1000);
+}
+
+static void *product_that_takes_time(void *unused)
+{
+	if (cudaSetDevice(0))
+		exit(4);
+	*leave_by = take_time;
+	product_only();
+	return unused;
+}
+
+static void act_beside_another(void)
+{
+	pthread_t thread;
+	stage = 0;
+	if (pthread_create(&thread, NULL, product_that_takes_time, NULL))
+		exit(4);
+	while (stage != 1)
+		usleep(1000);
+	show(product(b, c, SIDE));
+	stage = 2;
+	if (pthread_join(thread, NULL))
+		exit(4);
+}
+
+/* By softcuda. */
+static long counted(const char *what)
+{
+	void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	long (*get)(const char *);
+	*(void **)&get = driver ? dlsym(driver, "softcuda_get") : NULL;
+	return get ? get(what) : -1;
+}
+
 static void act(char action)
 {
 	jmp_buf here;
@@ -72,9 +147,17 @@ static void act(char action)
 		usleep(1000);
 		break;
 	case 't':
-		*leave_by = throw_exception;
-		if (!catch_exception(product_only))
-			exit(3);
+		product_left_by_exception();
+		break;
+	case 'S':
+		act_beside_another();
+		break;
+	case 'c':
+		printf("%04lx\n", counted("descs") - counted("descs_destroyed"));
+		break;
+	case 'T':
+	case 'X':
+		act_in_thread(action);
 		break;
 	default:
 		if (setjmp(here))

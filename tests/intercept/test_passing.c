@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/intercept/run.h"
@@ -133,6 +134,79 @@ START_TEST(a_thread_that_left_our_own_code_passes_from_then_on)
 	leave(FP8, _i ? "pptpp" : "pplpp");
 	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 3);
 	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_LT_MATMUL), 0);
+}
+END_TEST
+
+/* Calls that an engine served. */
+static uint64_t replaced(const struct run *result)
+{
+	uint64_t sum = 0;
+	for (int i = 0; i < result->counters; i++)
+		sum += result->counter[i].replaced;
+	return sum;
+}
+
+/* Lines that are the same as the first. */
+static int repeated(const struct run *result)
+{
+	int count = 0;
+	for (const char *line = result->out; *line; line += 5)
+		count += !strncmp(line, result->out, 5);
+	return count;
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* In the same stream: it took the scratch memory with it, which the others wait for once. */
+START_TEST(a_thread_that_left_our_own_code_holds_up_no_other)
+{
+	static const char *const actions[] = {"ppTpppp", "ppXpppp", "ppTpXpTppp"};
+	const uint64_t products = strlen(actions[_i]);
+	leave(FP8 ";cache.validity=each", actions[_i]);
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), products);
+	ck_assert_uint_eq(replaced(&shimmed), products - (_i < 2 ? 1 : 3));
+	ck_assert_int_eq(repeated(&shimmed), (int)replaced(&shimmed));
+}
+END_TEST
+
+static int lines_with(const char *text, const char *what)
+{
+	int count = 0;
+	while ((text = strstr(text, what))) {
+		text += strlen(what);
+		count++;
+	}
+	return count;
+}
+
+/* Both are served, each with memory of its own, which is there the next time. */
+START_TEST(a_thread_that_is_slow_in_our_own_code_holds_up_no_other_for_long)
+{
+	leave(FP8 ";cache.validity=each;log.level=cache", "ppSpSpc");
+	ck_assert_str_eq(shimmed.out + 6 * 5, "0001\n"); /* those made beside it are gone */
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 8);
+	ck_assert_uint_eq(replaced(&shimmed), 8);
+	ck_assert_int_eq(repeated(&shimmed), 6);
+	ck_assert_int_eq(lines_with(shimmed.err, "did not come back"), 2);
+	ck_assert_int_eq(lines_with(shimmed.err, "MiB, was 0"), 2);
+}
+END_TEST
+
+/* While it measured: what is not known is not measured any more, and who waits does so once. */
+START_TEST(a_thread_that_left_a_measurement_holds_up_no_other)
+{
+	const double start = seconds();
+	leave("default.action=bf16;tune.budget_ms=2000", _i ? "Xpppppppp" : "Tpppppppp");
+	ck_assert_double_lt(seconds() - start, 5);
+	expect_same();
+	ck_assert_uint_eq(calls(&shimmed, QS_ENTRY_GEMM_EX), 9);
+	ck_assert_uint_eq(replaced(&shimmed), 0);
+	ck_assert_int_eq(decisions(&shimmed, NULL, "untuned", "another thread is measuring"), 1);
 }
 END_TEST
 
@@ -325,6 +399,9 @@ int main(void)
 	tcase_add_test(tcase, a_call_that_was_left_is_got_over);
 	tcase_add_test(tcase, an_exception_passes_through);
 	tcase_add_loop_test(tcase, a_thread_that_left_our_own_code_passes_from_then_on, 0, 2);
+	tcase_add_loop_test(tcase, a_thread_that_left_our_own_code_holds_up_no_other, 0, 3);
+	tcase_add_loop_test(tcase, a_thread_that_left_a_measurement_holds_up_no_other, 0, 2);
+	tcase_add_test(tcase, a_thread_that_is_slow_in_our_own_code_holds_up_no_other_for_long);
 	tcase_add_test(tcase, what_a_call_that_was_left_wrote_is_not_taken_for_unchanged);
 	tcase_add_test(tcase, a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew);
 	tcase_add_test(tcase, a_call_that_was_left_is_not_timed);

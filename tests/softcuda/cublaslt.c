@@ -339,12 +339,14 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc,
                                                      cudaDataType_t scale_type)
 {
 	cublasStatus_t status = create(desc, sizeof(cublasLtMatmulDescOpaque_t));
+	softcuda_count(&softcuda_counters.descs);
 	return status ? status
 	              : cublasLtMatmulDescInit_internal(*desc, sizeof **desc, compute, scale_type);
 }
 
 cublasStatus_t CUBLASWINAPI cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
 {
+	softcuda_count(&softcuda_counters.descs_destroyed);
 	free(desc);
 	return CUBLAS_STATUS_SUCCESS;
 }

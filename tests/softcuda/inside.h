@@ -45,6 +45,7 @@ extern struct sc_counters {
 	long early_launches, early_reads, early_edges;
 	long allocations, frees, live, bytes, overruns, syncs, queued, ran, heuristics, captures;
 	long loose_heuristics;
+	long descs, descs_destroyed;
 	long graph_launches, modules, products_first, products_second, events;
 } softcuda_counters;
 

@@ -122,6 +122,7 @@
  *   ran               pieces of work that were run, each node of a graph counting
  *   heuristics        calls of cublasLtMatmulAlgoGetHeuristic
  *   loose_heuristics  those that allow sums of parts in the type of the output
+ *   descs, descs_destroyed  cublasLtMatmulDescCreate and -Destroy
  *   captures          captures begun
  *   graph_launches    graphs launched
  *   modules           images loaded

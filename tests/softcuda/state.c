@@ -78,6 +78,8 @@ static const struct name counters[] = {
         COUNTER(heuristics),
         COUNTER(captures),
         COUNTER(loose_heuristics),
+        COUNTER(descs),
+        COUNTER(descs_destroyed),
         COUNTER(graph_launches),
         COUNTER(modules),
         COUNTER(products_first),

@@ -1811,6 +1811,9 @@ START_TEST(a_frozen_weight_is_audited_by_its_replays)
 	until_checked(r);
 	replay(r, w);
 	ck_assert(from_copy());
+	const uint16_t *copy = (const uint16_t *)(uintptr_t)only_copy()->data;
+	uint16_t old[ELEMENTS];
+	memcpy(old, copy, sizeof old);
 	draw(w);
 	submit_write(w, stream);
 	launch_graph(r, 8);
@@ -1822,7 +1825,28 @@ START_TEST(a_frozen_weight_is_audited_by_its_replays)
 	replay(r, w);
 	ck_assert(!from_copy());
 	ck_assert_uint_eq(kept_bytes(), 0);
+	/* never made anew: who reads it is ordered by nothing */
+	ck_assert_int_eq(memcmp(old, copy, sizeof old), 0);
 	destroy(r);
+}
+END_TEST
+
+START_TEST(weights_that_no_graph_holds_any_more_are_not_checked_for_one)
+{
+	begin(QS_VALIDITY_TRACKED);
+	struct weight *w = weight_kept(use_exact), *other = weight_kept(use_exact);
+	for (int i = 0; i < 5; i++) {
+		use_exact(w);
+		use_exact(other);
+		synchronise();
+	}
+	struct recorded r = capture(w, &toy_form, true), s = capture(other, &toy_form, true);
+	destroy(r);
+	qs_track_everything();
+	cu.set("counters", 0);
+	launch_graph(s, 1); /* which may use any */
+	ck_assert_int_eq(hashes(), 1);
+	destroy(s);
 }
 END_TEST
 
@@ -2154,6 +2178,7 @@ int main(void)
 	tcase_add_loop_test(tests, all_weights_of_a_graph_are_checked, 0, 2);
 	tcase_add_loop_test(tests, weights_that_are_due_at_once_are_audited_in_turn, 0, 2);
 	ADD(a_frozen_weight_is_audited_by_its_replays);
+	ADD(weights_that_no_graph_holds_any_more_are_not_checked_for_one);
 	ADD(what_a_graph_held_until_now_is_not_driven_out_first);
 	ADD(a_graph_is_not_held_up_by_clean_weights);
 	ADD(what_was_not_used_for_longest_makes_room);
