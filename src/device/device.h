@@ -67,7 +67,8 @@ struct qs_options;
 	X(cuGraphNodeGetType)                                                                      \
 	X(cuLaunchKernelEx)                                                                        \
 	X(cuOccupancyMaxActiveClusters)                                                            \
-	X(cuStreamGetId)
+	X(cuStreamGetId)                                                                           \
+	X(cuStreamQuery)
 
 /* cuda.h of CUDA 13 declares only the newest form; this one is in every driver since 11.3. */
 typedef CUresult qs_capture_info_function(CUstream stream, CUstreamCaptureStatus *status,

@@ -5,7 +5,7 @@
  * before that of its bucket, unless that is pinned.
  *
  * known.c  qs_known_find qs_known_add qs_known_wins qs_known_error qs_known_add_error
- *          qs_known_whole qs_known_forked
+ *          qs_known_pinned qs_known_saving qs_known_whole qs_known_forked
  */
 #ifndef QS_ENGINE_KNOWN_H
 #define QS_ENGINE_KNOWN_H
@@ -37,10 +37,17 @@ bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
  * not known and is measured after the times; below 0 dB is kept as 0. */
 void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *context,
                         enum qs_action action, const struct qs_choice *choice, double sqnr);
-/* True if there is nothing to measure: times are known or do not matter, and the error of what wins
- * too. */
+/* True if a pin has the last word about the candidate. */
+bool qs_known_pinned(const struct qs_gemm *g, const struct qs_context *context,
+                     enum qs_action action, const struct qs_choice *choice);
+/* Microseconds that a call of the candidate saves on the device, from its times; 0 if they are not
+ * known, or if a pin makes them of no account. */
+double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
+                       enum qs_action action, const struct qs_choice *choice);
+/* True if there is nothing to measure: times are known or do not matter, and with `gated` the error
+ * of what wins too. */
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
-                    enum qs_action action, const struct qs_choice *choice);
+                    enum qs_action action, const struct qs_choice *choice, bool gated);
 /* In a forked child: forget the file and what it said. */
 void qs_known_forked(void);
 

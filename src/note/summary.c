@@ -151,6 +151,14 @@ static void put_memory(uint64_t kept)
 		    (double)memory / MIB, (double)kept / MIB, (double)(memory - kept) / MIB);
 }
 
+static void put_escapes(uint64_t escapes)
+{
+	if (escapes)
+		put(", found changed unannounced %llu time%s", (unsigned long long)escapes,
+		    escapes == 1 ? "" : "s");
+	put("\n");
+}
+
 /* What kept operands take now, and how often they saved a conversion; and all that we have. */
 static void put_kept(void)
 {
@@ -162,12 +170,14 @@ static void put_kept(void)
 		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
 		uint64_t uses = atomic_load(&header->kept_uses[i]);
 		uint64_t checks = atomic_load(&header->kept_checks[i]);
-		if (bytes || uses)
-			put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
-			    "%llu of them after a check\n",
-			    names[i], (double)bytes / MIB, (unsigned long long)uses,
-			    uses == 1 ? "" : "s", (unsigned long long)checks);
 		sum += bytes;
+		if (!bytes && !uses)
+			continue;
+		put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
+		    "%llu of them after a check",
+		    names[i], (double)bytes / MIB, (unsigned long long)uses, uses == 1 ? "" : "s",
+		    (unsigned long long)checks);
+		put_escapes(atomic_load(&header->kept_escapes[i]));
 	}
 	put_memory(sum < memory ? sum : memory);
 }

@@ -289,7 +289,7 @@ START_TEST(one_of_several_threads_measures_at_the_third_use)
 {
 	run_scene(&outcome, SHIMMED, with(AUTO, fp8_faster, IDLE), "threads", NULL);
 	ck_assert_int_eq(outcome.exit, 0);
-	ck_assert_int_eq(count("call0", "heuristics"), 2);
+	ck_assert_int_eq(count("call0", "heuristics"), 4); /* of fp8 and of bf16 */
 	ck_assert_uint_eq(total_replaced(&outcome), THREADS - 2);
 	ck_assert_int_eq(decisions_for("fp8"), 1);
 }

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 
-from support import ROOT, bare_environment, counters, decisions, kept, need
+from support import ROOT, bare_environment, counters, decisions, escaped, kept, need
 
 WIDTH, OUT = 2048, 1024
 MOST = 200    # products of one weight after which it must be kept
@@ -298,6 +298,8 @@ def by_table(first, count):
         old = trial.keep(w)
         call("halve_by_table", table.data_ptr(), first, count)
         trial.check(w, old, late=LATE if trial.level == "tracked" else 0)
+        told = sum(escaped(pid=os.getpid()).values())
+        assert (told > 0) == (trial.level == "tracked"), f"the host was told {told} times"
     return case
 
 
@@ -655,12 +657,15 @@ CASES = OPTIMIZERS | {
     "swapped on another stream": swapped(on_other_stream),
     "swapped in another thread": swapped(in_other_thread),
     "updated and used on another stream": used_on_other_stream,
-    "a kernel with the address in a table, one row": by_table(5 * WIDTH, WIDTH),
 }
-# A process that found such a write has every weight verified from then on: the one above is the
-# last for this reason, and this one is alone.
+# A process that found such a write has every weight verified from then on: the first of these is the
+# last of the others' process, and the second is alone.
+UNSEEN = {
+    "a kernel with the address in a table, one row": by_table(5 * WIDTH, WIDTH),
+    "a kernel with the address in a table": by_table(0, OUT * WIDTH),
+}
 ALONE = "a kernel with the address in a table"
-CASES[ALONE] = by_table(0, OUT * WIDTH)
+CASES |= UNSEEN
 
 
 def run_case(trial, name):
@@ -669,6 +674,9 @@ def run_case(trial, name):
     try:
         with torch.no_grad():
             CASES[name](trial)
+        if name not in UNSEEN:
+            unseen = [line for line in messages() if "was not seen" in line]
+            assert not unseen, "a write that was seen was taken for one that was not"
         return "ok", ""
     except Skipped as why:
         return "skip", f": {why}"

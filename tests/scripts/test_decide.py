@@ -68,14 +68,20 @@ class Counters(unittest.TestCase):
 
 class File(unittest.TestCase):
     def test_rows_must_be_as_many_as_were_measured(self):
-        other = [{**row, "ours_us": "81"} for row in tuned_rows(ROW + SECOND)]
-        rows = tuned_rows(ROW + SECOND) + other
+        first = tuned_rows(ROW + SECOND + ROW.replace("= fp8", "= bf16"))
+        rows = first + [{**row, "ours_us": "81"} for row in first]
         decided = [{4096: decision("fp8", "auto")}] * 2
         self.assertEqual(decide_file.judge_writers(rows, decided), [])
         self.assertIn("rows by width", decide_file.judge_writers(rows[1:], decided)[0])
-        self.assertIn("written twice", decide_file.judge_writers(rows[:2] * 2, decided)[0])
+        self.assertIn("written twice", decide_file.judge_writers(first * 2, decided)[0])
+        bf16 = [{4096: decision("bf16", "auto")}]
+        self.assertEqual(decide_file.judge_writers(first, bf16), [])
+        self.assertEqual(decide_file.judge_writers(first[1:], bf16), [])
+        self.assertIn("rows by width", decide_file.judge_writers(first[:1], bf16)[0])
+        self.assertIn("rows by width", decide_file.judge_writers(rows[:4], bf16)[0])
         slow = [{4096: decision("native", "not-faster")}]
-        self.assertEqual(decide_file.judge_writers(rows[:1], slow), [])
+        self.assertEqual(decide_file.judge_writers(rows[:2], slow), [])
+        self.assertIn("rows by width", decide_file.judge_writers(rows[:1], slow)[0])
         with self.assertRaises(AssertionError):
             decide_file.rows_of(decision("native", "untuned"))
 
@@ -125,6 +131,8 @@ class Outliers(unittest.TestCase):
         self.assertTrue(self.judge({**GOOD, "column": ("fp8", "auto")}))
         self.assertTrue(self.judge({**GOOD, "normal": ("native", "not-faster")}))
         self.assertTrue(self.judge({**GOOD, "tokens": ("native", "not-faster")}))
+        self.assertEqual(self.judge({**GOOD, "column": ("bf16", "auto")}), [])
+        self.assertTrue(self.judge({**GOOD, "normal": ("bf16", "auto")}))
         self.assertTrue(self.judge(sqnr=19.9))
         self.assertTrue(self.judge(bits={"digest": 0}))
         self.assertTrue(self.judge(scales={**SCALES, "tokens": "tensor"}))

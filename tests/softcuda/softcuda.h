@@ -91,9 +91,10 @@
  *   idle_products     1: products take their turn and their time, but compute nothing [0]
  *   fp8_error         N: products compute nothing and fill D with 100, those of fp8 operands with
  *                     100 + N, or 100 + N / 4 if each row has a scale of its own; 0 = they work [0]
- *   product_us fp8_us second_us kernel_us
+ *   product_us fp8_us second_us wide_second_us kernel_us
  *                     microseconds that a product takes, one of fp8 operands, either by the second
- *                     algorithm of a heuristic (the one without workspace), and any other kernel.
+ *                     algorithm of a heuristic (the one without workspace), one of others by it if
+ *                     that is not the same, and any other kernel.
  *                     Once one of them is set, events tell these instead of the host's time: the
  *                     sum over the work of their stream, where all else takes no time [0]
  *   slow_product      N: the Nth product to run from now on takes ten times as long; 0 = none [0]

@@ -49,12 +49,21 @@ START_TEST(kept_operands_have_a_line_for_each_form)
 	qs_counter_kept(0, -(1 << 20));
 	qs_counter_kept_use(0, false);
 	qs_counter_kept_use(0, false);
+	qs_counter_kept_use(3, false);
+	qs_counter_escaped(3, 1);
+	qs_counter_kept_use(1, false);
+	qs_counter_escaped(1, 2);
+	qs_counter_escaped(1, 1);
 	qs_note_summary();
 	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as nf4: 2.0 MiB of weights, used "
 	                                            "by 1 product, 1 of them after a check\n"));
 	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as fp8: 0.0 MiB of weights, used "
 	                                            "by 2 products, 0 of them after a check\n"));
-	ck_assert_ptr_null(strstr(stderr_text(), "fp8 tiles"));
+	ck_assert_ptr_nonnull(strstr(
+	        stderr_text(), "kept as fp8 tiles: 0.0 MiB of weights, used by 1 product, 0 of "
+	                       "them after a check, found changed unannounced 1 time\n"));
+	ck_assert_ptr_nonnull(strstr(stderr_text(), "them after a check, found changed unannounced "
+	                                            "3 times\n"));
 }
 END_TEST
 
