@@ -554,6 +554,22 @@ START_TEST(a_pin_overrules_a_known_error)
 }
 END_TEST
 
+/* Under auto both are candidates, and fp8 is measured to be faster; a pin to native is no choice.
+ */
+START_TEST(a_pin_of_bf16_is_obeyed_where_fp8_is_faster)
+{
+	static char all[2 * sizeof text];
+	run_one_large("default.action=auto");
+	ck_decision("fp8", "auto");
+	snprintf(all, sizeof all,
+	         "%s\n[product]\nkey = %s\nmeasured = bf16\npinned = yes\naction = %s\n", content(),
+	         only_decision(&outcome)->key, _i ? "native" : "bf16");
+	write_file(all);
+	run_one_large("default.action=auto");
+	ck_decision(_i ? "fp8" : "bf16", "auto");
+}
+END_TEST
+
 static void add_errors(TCase *tcase)
 {
 	tcase_add_test(tcase, measured_error_is_kept);
@@ -563,6 +579,7 @@ static void add_errors(TCase *tcase)
 	tcase_add_test(tcase, an_error_below_0_db_is_kept);
 	tcase_add_loop_test(tcase, what_is_known_in_part_is_measured_at_the_third_use, 0, 2);
 	tcase_add_test(tcase, a_pin_overrules_a_known_error);
+	tcase_add_loop_test(tcase, a_pin_of_bf16_is_obeyed_where_fp8_is_faster, 0, 2);
 }
 
 static void add_runs(TCase *tcase)
