@@ -139,12 +139,11 @@ static double rounded_us(float ms)
 	return (double)(int64_t)(1e6 * (double)ms + 0.5) / 1e3;
 }
 
-/* What takes the same time is not, even if no gain is asked for. */
+/* Both times are known. What takes the same is not, even if no gain is asked for. */
 static bool is_fast(const struct qs_tuned_row *row)
 {
 	const double min_gain = qs_process()->options->min_gain;
-	return is_timed(row) && row->native_us > row->ours_us &&
-	       row->native_us >= row->ours_us * (1 + min_gain);
+	return row->native_us > row->ours_us && row->native_us >= row->ours_us * (1 + min_gain);
 }
 
 void qs_known_add(const struct qs_lt *lt, const struct qs_gemm *g, const struct qs_timing *timing,
@@ -207,13 +206,14 @@ double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context
 }
 
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
-                    enum qs_action action, const struct qs_choice *choice, bool gated)
+                    enum qs_action action, const struct qs_choice *choice)
 {
 	struct qs_tuned_row row;
 	ask(&row, g, context, action, choice);
 	if (!answered(tuned_file(), g, &row))
 		return false;
-	return row.pinned || (is_timed(&row) && (!gated || row.sqnr >= 0 || !is_fast(&row)));
+	return row.pinned ||
+	       (is_timed(&row) && (action == QS_ACTION_BF16 || row.sqnr >= 0 || !is_fast(&row)));
 }
 
 static void tell(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)

@@ -44,10 +44,10 @@ bool qs_known_pinned(const struct qs_gemm *g, const struct qs_context *context,
  * known, or if a pin makes them of no account. */
 double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
                        enum qs_action action, const struct qs_choice *choice);
-/* True if there is nothing to measure: times are known or do not matter, and with `gated` the error
- * of what wins too. */
+/* True if there is nothing to measure: times are known or do not matter, and the error of what wins
+ * too, unless it is the program's own precision. */
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
-                    enum qs_action action, const struct qs_choice *choice, bool gated);
+                    enum qs_action action, const struct qs_choice *choice);
 /* In a forked child: forget the file and what it said. */
 void qs_known_forked(void);
 

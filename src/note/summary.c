@@ -136,6 +136,14 @@ static void put_sum(const struct row *sum)
 	    (double)sum->bytes / MIB);
 }
 
+static void put_escapes(uint64_t escapes)
+{
+	if (escapes)
+		put(", found changed unannounced %llu time%s", (unsigned long long)escapes,
+		    escapes == 1 ? "" : "s");
+	put("\n");
+}
+
 static uint64_t memory; /* as given by qs_note_memory() */
 
 void qs_note_memory(uint64_t bytes)
@@ -151,14 +159,6 @@ static void put_memory(uint64_t kept)
 		    (double)memory / MIB, (double)kept / MIB, (double)(memory - kept) / MIB);
 }
 
-static void put_escapes(uint64_t escapes)
-{
-	if (escapes)
-		put(", found changed unannounced %llu time%s", (unsigned long long)escapes,
-		    escapes == 1 ? "" : "s");
-	put("\n");
-}
-
 /* What kept operands take now, and how often they saved a conversion; and all that we have. */
 static void put_kept(void)
 {
@@ -170,9 +170,9 @@ static void put_kept(void)
 		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
 		uint64_t uses = atomic_load(&header->kept_uses[i]);
 		uint64_t checks = atomic_load(&header->kept_checks[i]);
-		sum += bytes;
 		if (!bytes && !uses)
 			continue;
+		sum += bytes;
 		put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
 		    "%llu of them after a check",
 		    names[i], (double)bytes / MIB, (unsigned long long)uses, uses == 1 ? "" : "s",

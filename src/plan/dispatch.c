@@ -378,9 +378,9 @@ static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, 
 static bool is_known(const struct qs_plan *plan, const struct qs_gemm *g,
                      const struct qs_context *context)
 {
-	return qs_known_whole(g, context, plan->action, &plan->choice, is_gated(plan)) &&
+	return qs_known_whole(g, context, plan->action, &plan->choice) &&
 	       (qs_known_pinned(g, context, plan->action, &plan->choice) ||
-	        qs_known_whole(g, context, QS_ACTION_BF16, &plan->choice, false));
+	        qs_known_whole(g, context, QS_ACTION_BF16, &plan->choice));
 }
 
 /* Where the policy leaves the choice to us, and measuring is what makes it, a product passes until

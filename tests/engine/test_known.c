@@ -527,6 +527,25 @@ START_TEST(an_error_below_0_db_is_kept)
 END_TEST
 
 /* What is left to measure waits for the third use, as if nothing were known. */
+/* Such as what a version that measured fp8 alone has left. */
+START_TEST(a_file_without_rows_of_bf16_is_completed)
+{
+	run_one_large("default.action=auto");
+	char *last = strstr(content(), "\nmeasured = bf16\n");
+	ck_assert_ptr_nonnull(last);
+	while (strncmp(last, "\n[product]\n", 11) != 0)
+		last--;
+	last[1] = '\0';
+	write_file(text);
+	ck_assert_int_eq(rows_in_file(), 2);
+	run_one_large_with("default.action=auto", IDLE, "2");
+	ck_decision("native", "untuned");
+	run_one_large_with("default.action=auto", IDLE, "3");
+	ck_decision("fp8", "auto");
+	ck_assert_int_eq(rows_in_file(), 3);
+}
+END_TEST
+
 START_TEST(what_is_known_in_part_is_measured_at_the_third_use)
 {
 	run_one_large("default.action=auto");
@@ -577,6 +596,7 @@ static void add_errors(TCase *tcase)
 	tcase_add_test(tcase, known_error_decides_where_there_is_one_scaling_only);
 	tcase_add_test(tcase, an_error_that_is_just_allowed_is_allowed);
 	tcase_add_test(tcase, an_error_below_0_db_is_kept);
+	tcase_add_test(tcase, a_file_without_rows_of_bf16_is_completed);
 	tcase_add_loop_test(tcase, what_is_known_in_part_is_measured_at_the_third_use, 0, 2);
 	tcase_add_test(tcase, a_pin_overrules_a_known_error);
 	tcase_add_loop_test(tcase, a_pin_of_bf16_is_obeyed_where_fp8_is_faster, 0, 2);
