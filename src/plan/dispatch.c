@@ -164,6 +164,16 @@ static double saving(const struct qs_plan *plan, const struct qs_gemm *g,
 	return qs_known_saving(g, context, action, &choice);
 }
 
+/* True if the plan's engine saves no less than `rival`, whom no pin demands. */
+static bool is_as_good(const struct qs_plan *plan, const struct qs_gemm *g,
+                       const struct qs_instance *instance, enum qs_action rival)
+{
+	const struct qs_context *context = instance->context;
+	return !qs_known_pinned(g, context, rival, &plan->choice) &&
+	       saving(plan, g, context, plan->action, instance->rows) >=
+	               saving(plan, g, context, rival, false);
+}
+
 /* The plan's engine, or, where the choice is ours, the faster of it and the program's own precision
  * by another algorithm. */
 static void make_best(struct qs_instance *instance, const struct qs_plan *plan,
@@ -179,8 +189,7 @@ static void make_best(struct qs_instance *instance, const struct qs_plan *plan,
 	void *state = rival->prepare(g, context, stream, &plan->choice, &second);
 	if (!state)
 		return;
-	if (instance->state && saving(plan, g, context, plan->action, instance->rows) >=
-	                               saving(plan, g, context, rival->action, false)) {
+	if (instance->state && is_as_good(plan, g, instance, rival->action)) {
 		rival->destroy(state);
 		return;
 	}
