@@ -677,23 +677,16 @@ static __device__ __forceinline__ uint32_t scaled_code(uint32_t code)
 	return (low & 0xff) | (high & 0xff) << 8;
 }
 
-/* A code as it is, or divided by 2 ^ LESS. */
-template <uint32_t LESS> static __device__ __forceinline__ uint32_t lowered(uint32_t code)
-{
-	return code ? code - (LESS << 7) : 0;
-}
-
 /* By the THREADS that multiply; 16 bytes, four copies of an entry, at a time. A thread's entries
- * have the same low code. LESS is subtracted from all codes' exponents. */
-template <uint32_t THREADS, uint32_t LESS>
-static __device__ __forceinline__ void fill_table(uint8_t *table)
+ * have the same low code. */
+template <uint32_t THREADS> static __device__ __forceinline__ void fill_table(uint8_t *table)
 {
 	const uint32_t low = threadIdx.x / 8 % 16, places = THREADS / 8 / 16;
-	const uint32_t second = lowered<LESS>(scaled_code(low)) << 16;
+	const uint32_t second = scaled_code(low) << 16;
 #pragma unroll
 	for (uint32_t i = 0; i < 16 / places; i++) {
 		const uint32_t high = threadIdx.x / 128 + i * places;
-		const uint32_t pair = second | lowered<LESS>(scaled_code(high));
+		const uint32_t pair = second | scaled_code(high);
 		*(uint4 *)(table + (high << 4 | low) * 256 + threadIdx.x % 8 * 16) =
 		        make_uint4(pair, pair, pair, pair);
 	}
@@ -1979,7 +1972,7 @@ static __device__ __forceinline__ void work(const struct qs_product_args &args,
 	if (args.packed)
 		load_first(&worker, job, args.packed);
 	if (NF4)
-		fill_table<QS_MULTIPLIERS, 0>(shared->table);
+		fill_table<QS_MULTIPLIERS>(shared->table);
 	wait_for_work_ahead();
 	worker.x = shared_address(shared->x) + job.turn * x_bytes<TOKENS>;
 	worker.share = x_share_of(args, job);
@@ -2080,18 +2073,17 @@ static __device__ __forceinline__ void product(const struct qs_product_args &arg
 
 /* ---- wide products -------------------------------------------------------------------------- */
 
-/* With more tokens the tensor cores are the limit, and the cache from which X comes. A block has
- * two strips, each of which a group of four warps multiplies with up to 128 tokens by wgmma, so
+/* With more tokens the tensor cores are the limit, and the L2 cache, from which X comes. A block
+ * has two strips, each of which a group of four warps multiplies with up to 128 tokens by wgmma, so
  * that a tile is decoded once for all of these: its A operand is laid out as that of mma.sync, and
- * comes from registers. While one tile is multiplied the next is decoded. X is read by the copy
- * engine into a ring of stages; what has no tile to feed it samples, as above. A scale goes into
- * the weights, one rounding of each, as scaling all sums would take as long as the product. The
- * table has half of each code, so that weights next to the largest bf16 number do not overflow. */
+ * comes from registers. While a tile is multiplied the next one is decoded. A thread of a third
+ * group has the copy engine read X into a ring of stages, and the warps of a fourth sample W. The
+ * scale goes into the weights, one rounding of each: scaling sums would take as long as the
+ * product. */
 
 #if HOPPER
 
-#define WIDE_FACTOR (2 * QS_NF4_UNSCALE)
-#define WIDE_AHEAD  12 /* tiles of a strip that are on their way into the L2 cache */
+#define WIDE_AHEAD 12 /* tiles of a strip that are on their way into the L2 cache */
 
 template <int TOKENS> static constexpr uint32_t wide_stages = QS_WIDE_STAGES *QS_WIDE_SPAN / TOKENS;
 
@@ -2519,7 +2511,7 @@ static __device__ __forceinline__ void work_wide(const struct qs_product_args &a
 	struct wide_sums<TOKENS> sums = {
 	};
 	float *partial = (float *)shared;
-	fill_table<QS_WIDE_MULTIPLIERS, 1>(shared->table);
+	fill_table<QS_WIDE_MULTIPLIERS>(shared->table);
 	wait_for_work_ahead();
 	__syncthreads();
 	let_next_begin();
@@ -2531,7 +2523,7 @@ static __device__ __forceinline__ void work_wide(const struct qs_product_args &a
 	if (tiles_are_valid(&shared->control) && !shared->control.changed)
 #pragma unroll
 		for (uint32_t i = 0; i < TOKENS / 8; i++)
-			give_eight<TOKENS>(args, shared, i, sums.at[i], WIDE_FACTOR);
+			give_eight<TOKENS>(args, shared, i, sums.at[i], QS_NF4_UNSCALE);
 	else
 		give_source<TOKENS>(args, shared);
 	wait_for_landing(&shared->control.landed);

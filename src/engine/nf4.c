@@ -309,7 +309,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		return NULL;
 	}
 	nf4->keeps = !choice->trial && qs_process()->options->validity >= QS_VALIDITY_VERIFIED;
-	if (!qs_thin_fits(g, context)) {
+	if (!qs_thin_fits_nf4(g, context)) {
 		if (prepare_many(nf4, g, context, stream, choice, failure))
 			return nf4;
 		destroy(nf4);

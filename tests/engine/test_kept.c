@@ -28,7 +28,7 @@
 
 static const struct product shapes[] = {
         {.name = "few tokens", .ta = T_, .m = OUT, .n = 8, .k = IN},
-        {.name = "many tokens", .ta = T_, .m = OUT, .n = 70, .k = IN},
+        {.name = "many tokens", .ta = T_, .m = OUT, .n = 270, .k = IN},
         {.name = "dX", .ta = N_, .m = IN, .n = 70, .k = OUT},
 };
 

@@ -312,12 +312,11 @@ struct how {
 	uint32_t span; /* tokens of a block                           */
 };
 
-/* Codes are halved before they are rounded, so that none becomes infinite. */
 static double rounded_value(uint8_t code, uint16_t absmax)
 {
-	const float half = qs_oracle_bf16_to_float(qs_nf4_scaled[code]) / 2;
-	const uint16_t rounded = qs_oracle_float_to_bf16(half * qs_oracle_bf16_to_float(absmax));
-	return (double)qs_oracle_bf16_to_float(rounded) * 2 * (double)QS_NF4_UNSCALE;
+	const float scaled = qs_oracle_bf16_to_float(qs_nf4_scaled[code]);
+	const uint16_t rounded = qs_oracle_float_to_bf16(scaled * qs_oracle_bf16_to_float(absmax));
+	return (double)qs_oracle_bf16_to_float(rounded) * (double)QS_NF4_UNSCALE;
 }
 
 static double packed_value(const struct qs_product_args *args, const struct how *how, int64_t row,
@@ -535,7 +534,20 @@ static void run_w8a16(void *const *params, unsigned grid_x, unsigned block_x)
 	run_product(params[0], &how, grid_x, block_x);
 }
 
-/* X is where the args say; what the map says is for the driver that made it to know. */
+/* X is where the args say. A map of softcuda's must say so too; that of a driver only it can read,
+ * and is zero here. */
+static bool map_fits(const struct qs_wide_args *args, uint32_t kind)
+{
+	const struct qs_product_args *product = &args->product;
+	struct qs_oracle_map map;
+	_Static_assert(sizeof map == sizeof args->map, "fits");
+	memcpy(&map, args->map, sizeof map);
+	return map.address == 0 ||
+	       (map.address == product->x && map.size[0] == (uint64_t)product->k &&
+	        map.size[1] == product->tokens && map.stride == (uint64_t)product->ldx * 2 &&
+	        map.box[0] == QS_WEIGHT_TILE && map.box[1] == qs_wide_tokens(kind));
+}
+
 static void run_wide(const struct qs_wide_args *args, uint32_t kind, unsigned grid_x,
                      unsigned block_x)
 {
@@ -544,6 +556,7 @@ static void run_wide(const struct qs_wide_args *args, uint32_t kind, unsigned gr
 	demand(args->product.strips == QS_WIDE_STRIPS, how.name, "strips");
 	demand(args->product.x % 16 == 0 && args->product.ldx % 8 == 0, how.name,
 	       "rows of x are not aligned to 16");
+	demand(map_fits(args, kind), how.name, "the map is not of x");
 	demand(block_x == QS_WIDE_THREADS, how.name, "threads");
 	product(&args->product, &how, grid_x);
 }
