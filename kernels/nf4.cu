@@ -422,9 +422,12 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 
 /* ---- expansion ------------------------------------------------------------------------------ */
 
-/* A block expands 2 x 2 tiles at a time through shared memory, so that rows of all targets are
- * written in pieces of 128 bytes and more. The rows of the e4m3 form are swizzled: the quarter that
- * a row belongs to is mixed into the place of its 16-byte chunks, for the reads along n. */
+/* e4m3 as W lies is the common target: warps expand a quarter of a tile each, on their own. For the
+ * others a block expands 2 x 2 tiles at a time through shared memory, so that rows of all targets
+ * are written in pieces of 128 bytes and more. The rows of the e4m3 form are swizzled: the quarter
+ * that a row belongs to is mixed into the place of its 16-byte chunks, for the reads along n.
+ *
+ * A block of 64 numbers has 16 values. They are made first, and its codes then select bytes. */
 #define EXPAND_EDGE  (2 * QS_WEIGHT_TILE)
 #define BYTE_PITCH   (EXPAND_EDGE + 16)
 #define BF16_PITCH   (2 * EXPAND_EDGE + 16)
@@ -490,24 +493,81 @@ static __device__ __forceinline__ float2 pair_value(uint32_t word, int place, ui
 	                   __fmul_rn(book[second][lane], scale));
 }
 
+/* What a lane multiplies absmax with: the codebook's four values whose bytes it makes for the four
+ * lanes that share a row, times the inverse of the scale. This is a power of two; where it makes a
+ * difference that it is not multiplied with last, e4m3 is zero. */
+struct values {
+	float of[4];
+};
+
+static __device__ __forceinline__ struct values values_of(const float (*book)[WARP], float inverse)
+{
+	const unsigned lane = threadIdx.x % WARP;
+	struct values values;
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		values.of[i] = book[lane % 4 * 4 + i][lane] * inverse;
+	return values;
+}
+
+/* e4m3 of the 16 codes of a row, a byte each. */
+static __device__ __forceinline__ uint4 bytes_of(const struct values &values, float absmax)
+{
+	const uint32_t four = e4m3_pair_finite(values.of[0] * absmax, values.of[1] * absmax) |
+	                      e4m3_pair_finite(values.of[2] * absmax, values.of[3] * absmax) << 16;
+	return make_uint4(__shfl_sync(FULL, four, 0, 4), __shfl_sync(FULL, four, 1, 4),
+	                  __shfl_sync(FULL, four, 2, 4), __shfl_sync(FULL, four, 3, 4));
+}
+
+/* Those of the four codes in the lower half of a word. */
+static __device__ __forceinline__ uint32_t select_four(const uint4 &bytes, uint32_t codes)
+{
+	const uint32_t below = __byte_perm(bytes.x, bytes.y, codes & 0x7777);
+	const uint32_t above = __byte_perm(bytes.z, bytes.w, codes & 0x7777);
+	return __byte_perm(below, above, 0x3210 | (codes >> 1 & 0x4444));
+}
+
+/* e4m3 of a lane's share: rows g and g + 8, 16 columns a word, in which each pair's second element
+ * comes before its first. */
+struct expanded {
+	uint32_t row[2][STEPS];
+};
+
+static __device__ __forceinline__ struct expanded expand_share(const struct share &share,
+                                                               const struct values &values)
+{
+	const uint4 low = bytes_of(values, float_of(share.absmax));
+	const uint4 high = bytes_of(values, __uint_as_float(share.absmax & 0xffff0000u));
+	struct expanded expanded;
+#pragma unroll
+	for (int step = 0; step < STEPS; step++) {
+		const uint32_t word = word_of(share.codes, step);
+		expanded.row[0][step] = select_four(low, __byte_perm(word, 0, 0x4420));
+		expanded.row[1][step] = select_four(high, __byte_perm(word, 0, 0x4431));
+	}
+	return expanded;
+}
+
 static __device__ __forceinline__ unsigned swizzled(unsigned row, unsigned column)
 {
 	return row * BYTE_PITCH + (column ^ (row / QUARTER_ROWS % 8 * 16));
 }
 
-static __device__ __forceinline__ void lay_bytes(const struct shares &shares, float inverse,
-                                                 const float (*book)[WARP], uint8_t *block)
+static __device__ __forceinline__ void lay_bytes(const struct shares &shares,
+                                                 const struct values &values, uint8_t *block)
 {
 #pragma unroll
-	for (int i = 0; i < EXPAND_LOADS * 16; i++) {
-		const struct share &share = shares.of[i / 16];
-		const unsigned section = section_of(i / 16);
-		const unsigned row = section_row(section) + i % 2 * 8;
-		const unsigned column = section_column(section) + i / 4 % 4 * 16 + i % 4 / 2 * 8;
-		const float2 value =
-		        pair_value(word_of(share.codes, i / 4 % 4), i % 4, share.absmax, book);
-		*(uint16_t *)(block + swizzled(row, column)) =
-		        (uint16_t)e4m3_pair_finite(value.x * inverse, value.y * inverse);
+	for (int i = 0; i < EXPAND_LOADS; i++) {
+		const struct expanded expanded = expand_share(shares.of[i], values);
+		const unsigned section = section_of(i);
+		const unsigned row = section_row(section), column = section_column(section);
+#pragma unroll
+		for (int j = 0; j < 2 * STEPS; j++) {
+			const uint32_t pairs = __byte_perm(expanded.row[j % 2][j / 2], 0, 0x2301);
+			const unsigned r = row + j % 2 * 8, c = column + j / 2 * 16;
+			*(uint16_t *)(block + swizzled(r, c)) = (uint16_t)pairs;
+			*(uint16_t *)(block + swizzled(r, c + 8)) = (uint16_t)(pairs >> 16);
+		}
 	}
 }
 
@@ -596,6 +656,104 @@ static __device__ __forceinline__ void store_turned(const struct qs_expand_args 
 		        make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
+/* Where W is to lie as it did, a warp expands a quarter of so many tiles of a strip at a time, and
+ * the warps of a block all quarters of twice as many. There is no memory for 2^32 tiles. */
+#define RUN 4
+
+/* What a block works on. */
+struct run {
+	uint32_t strips, chunks, across; /* rows and columns of tiles of W; runs of a strip   */
+	uint32_t strip, chunk;           /* of the warp's first tile                          */
+};
+
+static __device__ __forceinline__ void begin_run(struct run *run, uint32_t number)
+{
+	run->strip = number / run->across;
+	run->chunk = (number - run->strip * run->across) * 2 * RUN + threadIdx.x / WARP / 4 * RUN;
+}
+
+/* The lane's shares of them, and beyond the weight none. */
+static __device__ __forceinline__ void load_run(const struct run &run, const uint8_t *packed,
+                                                struct share *shares)
+{
+	const uint32_t lane = threadIdx.x % WARP, quarter = threadIdx.x / WARP % 4;
+	const uint8_t *tile =
+	        packed + ((int64_t)run.strip * run.chunks + run.chunk) * QS_NF4_TILE_BYTES;
+	const uint8_t *codes = tile + (quarter * WARP + lane) * 16;
+	const uint8_t *absmax = tile + QS_NF4_CODE_BYTES + quarter * 32 + lane / 4 * 4;
+#pragma unroll
+	for (int i = 0; i < RUN; i++)
+		if (run.chunk + i < run.chunks) {
+			shares[i].codes = __ldcs((const uint4 *)(codes + i * QS_NF4_TILE_BYTES));
+			shares[i].absmax =
+			        __ldcs((const uint32_t *)(absmax + i * QS_NF4_TILE_BYTES));
+		}
+}
+
+/* Lanes exchange what they have of a quarter, so that each has 16 columns of two rows: a step of
+ * rows g and g + 8. `stage`: 1 KB of the warp's, 64 bytes a row, the chunk of a step mixed with the
+ * row. */
+static __device__ __forceinline__ void exchange(const struct expanded &expanded, uint8_t *stage,
+                                                uint4 *chunks)
+{
+	const uint32_t g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+	const uint32_t row = g * 64 + g / 2 % 4 * 16;
+	__syncwarp();
+#pragma unroll
+	for (int i = 0; i < 2 * STEPS; i++)
+		*(uint32_t *)(stage + ((row + t * 4) ^ i / 2 * 16) + i % 2 * 512) =
+		        expanded.row[i % 2][i / 2];
+	__syncwarp();
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		const uint4 in = *(const uint4 *)(stage + (row ^ t * 16) + i * 512);
+		chunks[i] = make_uint4(
+		        __byte_perm(in.x, in.y, 0x4501), __byte_perm(in.z, in.w, 0x4501),
+		        __byte_perm(in.x, in.y, 0x6723), __byte_perm(in.z, in.w, 0x6723));
+	}
+}
+
+static __device__ __forceinline__ void store_run(const struct qs_expand_args &args,
+                                                 const struct run &run, const struct share *shares,
+                                                 const struct values &values, uint8_t *stage)
+{
+	const uint32_t lane = threadIdx.x % WARP, quarter = threadIdx.x / WARP % 4;
+	const int64_t row = (int64_t)run.strip * QS_WEIGHT_TILE + quarter * QUARTER_ROWS + lane / 4;
+	uint8_t *to = (uint8_t *)args.straight + row * args.k + run.chunk * QS_WEIGHT_TILE +
+	              lane % 4 * 16;
+	uint8_t *below = to + 8 * args.k;
+#pragma unroll
+	for (int i = 0; i < RUN; i++) {
+		uint4 chunks[2];
+		if (run.chunk + i >= run.chunks)
+			break;
+		exchange(expand_share(shares[i], values), stage, chunks);
+		if (row < args.n)
+			*(uint4 *)(to + i * QS_WEIGHT_TILE) = chunks[0];
+		if (row + 8 < args.n)
+			*(uint4 *)(below + i * QS_WEIGHT_TILE) = chunks[1];
+	}
+}
+
+/* While some warps wait for what they expand others do so. */
+static __device__ __forceinline__ void expand_straight(const struct qs_expand_args &args,
+                                                       const uint8_t *packed,
+                                                       const struct values &values, uint8_t *stage)
+{
+	struct run run;
+	run.strips = (uint32_t)qs_shares(args.n, QS_WEIGHT_TILE);
+	run.chunks = (uint32_t)(args.k / QS_WEIGHT_TILE);
+	run.across = (run.chunks + 2 * RUN - 1) / (2 * RUN);
+	const uint32_t work = run.strips * run.across;
+#pragma unroll 1
+	for (uint32_t i = blockIdx.x; i < work; i += gridDim.x) {
+		struct share shares[RUN] = {};
+		begin_run(&run, i);
+		load_run(run, packed, shares);
+		store_run(args, run, shares, values, stage);
+	}
+}
+
 extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER_SM)
         qs_nf4_expand(struct qs_expand_args args)
 {
@@ -612,6 +770,11 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 		*(float *)args.scale =
 		        weight->nonfinite ? __uint_as_float(0x7fffffffu) : scale_of(inverse);
 	__syncthreads();
+	const struct values values = values_of(book, inverse);
+	if (args.straight && !args.turned && !args.bf16) {
+		expand_straight(args, packed, values, block + threadIdx.x / WARP * 1024);
+		return;
+	}
 	struct shares next = load_shares(packed, blockIdx.x / across * 2, blockIdx.x % across * 2,
 	                                 strips, chunks);
 	for (int64_t i = blockIdx.x; i < work; i += gridDim.x) {
@@ -627,7 +790,7 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 			__syncthreads();
 		}
 		if (args.straight || args.turned) {
-			lay_bytes(shares, inverse, book, block);
+			lay_bytes(shares, values, block);
 			__syncthreads();
 			if (args.straight)
 				store_straight(&args, at, block);
