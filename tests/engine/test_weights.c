@@ -726,6 +726,8 @@ START_TEST(performant_nf4_must_win_where_it_can_be_timed)
 	        {"SOFTCUDA_PRODUCT_US=100", "nf4", "rule", MANY},
 	        {"SOFTCUDA_PRODUCT_US=25", "native", "not-faster", MANY},
 	        {"SOFTCUDA_PRODUCT_US=25", "nf4", "rule", FEW},
+	        {"SOFTCUDA_PRODUCT_US=100", "nf4", "rule", WIDE},
+	        {"SOFTCUDA_PRODUCT_US=25", "native", "not-faster", WIDE},
 	};
 	const struct clock *clock = &clocks[_i];
 	const char *const env[] = {"QSHIM_SET=tune.budget_ms=60000;default.action=nf4;default."
@@ -738,6 +740,22 @@ START_TEST(performant_nf4_must_win_where_it_can_be_timed)
 		expect_quality(&few[1], &step, i,
 		               strcmp(clock->action, "nf4") ? native : four_bits);
 	}
+}
+END_TEST
+
+/* Large weights are not timed: our kernel is faster. Only the decision is looked at. */
+START_TEST(performant_nf4_of_large_weights_is_sure_to_win)
+{
+	static const struct size {
+		const char *m, *n, *action;
+	} sizes[] = {{"4096", "128", "nf4"}, {"4096", "129", "native"}, {"4032", "128", "native"}};
+	const struct size *size = &sizes[_i];
+	const char *const env[] = {"QSHIM_SET=tune.budget_ms=60000;default.action=nf4;default."
+	                           "strategy=performant",
+	                           "SOFTCUDA_PRODUCT_US=25", "SOFTCUDA_IDLE_PRODUCTS=1", CLOCK,
+	                           NULL};
+	run_scene(&outcome, SHIMMED, env, "decide", "TN", size->m, size->n, "4096", NULL);
+	ck_assert_str_eq(only_decision(&outcome)->action, size->action);
 }
 END_TEST
 
@@ -822,7 +840,8 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, levels_below_verified_keep_nothing, 0, 8);
 	tcase_add_loop_test(tcase, verified_looks_at_every_use, 0, 4);
 	tcase_add_loop_test(tcase, frozen_keeps_at_the_first_use, 0, 4);
-	tcase_add_loop_test(tcase, performant_nf4_must_win_where_it_can_be_timed, 0, 3);
+	tcase_add_loop_test(tcase, performant_nf4_must_win_where_it_can_be_timed, 0, 5);
+	tcase_add_loop_test(tcase, performant_nf4_of_large_weights_is_sure_to_win, 0, 3);
 	tcase_add_test(tcase, eager_nf4_is_timed_and_done_in_any_case);
 	tcase_add_loop_test(tcase, presets_decide_as_they_say, 0, COUNT(choices));
 	suite_add_tcase(suite, tcase);
