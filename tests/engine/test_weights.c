@@ -388,6 +388,7 @@ START_TEST(nf4_with_more_tokens_is_one_kernel)
 		const struct step step = step_at(&outcome, i);
 		expect_nf4(p, i, &step);
 		expect_launches(p, &step, i, WIDE4, 1);
+		expect_launches(p, &step, i, EARLY, i >= CLEAN_AT);
 		expect_launches(p, &step, i, EXPANSIONS, 0);
 		expect_launches(p, &step, i, FP8, 0);
 		if (i > MADE_AT)
