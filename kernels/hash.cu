@@ -277,17 +277,19 @@ extern "C" __global__ void __launch_bounds__(QS_HASH_THREADS)
 	if (record && (work->stale || (work->failed && !work->differs)))
 		keep(&args);
 	if (record && args.flags & QS_HASH_MAKE) {
-		record->changes = record->escapes = 0;
+		record->changes = record->replays = 0;
 		record->turn = record->readers = record->found = 0;
-		outcome->escapes = 0;
+		outcome->escapes = outcome->replays = 0;
 	}
 	outcome->changes = record ? atomicAdd(&record->changes, work->differs) + work->differs : 0;
 	outcome->hash[0] = work->hash[0];
 	outcome->hash[1] = work->hash[1];
 	outcome->amax = work->amax;
 	outcome->infinite = work->infinite;
-	if (args.flags & QS_HASH_GRAPH)
+	if (args.flags & QS_HASH_GRAPH) {
+		outcome->replays = atomicAdd(&record->replays, 1u) + 1;
 		return;
+	}
 	outcome->differs = work->differs;
 	__threadfence_system();
 	*(volatile uint64_t *)&outcome->sequence = args.sequence;

@@ -69,16 +69,17 @@ struct qs_hash_work {
 	struct qs_hash_partial partial[QS_HASH_PARTIALS];
 };
 
-/* What is known of a copy, in device memory beside it. The last four are sample.h's. 48 bytes. */
+/* What is known of a copy, in device memory beside it. 48 bytes. */
 struct qs_hash_record {
 	uint64_t kept[2]; /* hash of what the copy was made from                    */
 	uint32_t amax;    /* bits (of fp32) of the same                             */
 	uint32_t changes; /* checks that found another hash                         */
-	uint32_t escapes; /* samples that found a change                            */
+	uint32_t replays; /* checks by graphs                                       */
+	/* of sample.h: */
 	uint32_t turn;    /* number of samples so far: which part is compared next  */
 	uint32_t readers; /* blocks of the running sample that are done             */
 	uint32_t found;   /* not 0: one of them found a change                      */
-	uint64_t pad;     /* not written                                            */
+	uint32_t pad[2];  /* not written                                            */
 };
 
 /* What the host sees of it, in mapped host memory. 64 bytes. */
@@ -89,8 +90,8 @@ struct qs_hash_outcome {
 	uint32_t changes;  /* of the record, or 0                                           */
 	uint32_t differs;  /* not 0: the last numbered check found another hash              */
 	uint64_t sequence; /* of the last numbered check; written last                      */
-	uint32_t escapes;  /* of the record; written by samples, and 0 by QS_HASH_MAKE      */
-	uint32_t pad;      /* not written                                                   */
+	uint32_t escapes;  /* samples and products that found a change                      */
+	uint32_t replays;  /* of the record                                                 */
 	uint64_t rest[2];  /* not written                                                   */
 };
 
@@ -125,10 +126,10 @@ struct qs_hash_args {
  * qs_hash_commit (1 block) after the copy was made: where it was stale, writes hash and amax to the
  *                record, and to descriptor[valid] 1, or 0 if QS_HASH_FINITE is given and not all is
  *                finite. Where the hash differed, counts a change (QS_HASH_MAKE: sets all counts
- *                of the record to 0, and the outcome's escapes). Where it did not and
+ *                of the record and the outcome to 0). Where it did not and
  *                descriptor[failed] was set, the copy is good after all: sets failed to 0 and valid
- *                as above. Writes the outcome, and unless QS_HASH_GRAPH is given its differs and,
- *                at the end, its sequence.
+ *                as above. Writes the outcome; with QS_HASH_GRAPH counts a replay, otherwise
+ *                writes differs too, and at the end the sequence.
  *
  * Two checks of one copy that are not ordered may run at once if both find the same contents: the
  * record says that a copy is good only after it is.

@@ -1426,11 +1426,15 @@ static __device__ __forceinline__ bool is_last_reader(const struct qs_product_ar
 	return atomicInc(&weight->readers, gridDim.x - 1) == gridDim.x - 1;
 }
 
-/* By threads that saw a difference. */
-static __device__ __forceinline__ void drop_weight(const struct qs_product_args &args,
-                                                   struct control *control)
+/* By a thread of each warp that saw a difference. The first of all tells the host; `failed` is
+ * cleared by the check that makes the tiles good again. A function of its own so that the rest
+ * keeps its registers. */
+static __device__ __noinline__ void drop_weight(const struct qs_product_args &args,
+                                                struct control *control)
 {
-	weight_of(args)->failed = 1;
+	struct qs_weight *weight = (struct qs_weight *)args.weight;
+	if (!atomicExch(&weight->failed, 1u) && weight->outcome)
+		qs_count_escape(weight->outcome);
 	weight_of(args)->valid = 0;
 	*(volatile uint32_t *)&control->changed = 1;
 }
@@ -1589,7 +1593,8 @@ static __device__ __forceinline__ void sample(const struct qs_product_args &args
 	copy_first_samples(&sampled, samples);
 	if (sampler() == 0)
 		last = is_last_reader(args);
-	if (!samples_are_same<NF4>(control, sampled, tiles, row, samples))
+	const bool same = samples_are_same<NF4>(control, sampled, tiles, row, samples);
+	if (__any_sync(FULL, !same) && threadIdx.x % WARP == 0)
 		drop_weight(args, control);
 	if (last)
 		weight_of(args)->turn = turn + 1;

@@ -71,12 +71,14 @@ struct qs_weight {
 	uint64_t packed;  /* device pointer to the tiles; set by packing                         */
 	uint64_t scale;   /* device pointer, float[n], fp8 only; set by packing                  */
 	uint32_t valid;   /* products may use the tiles; set by the host, cleared by products    */
-	uint32_t failed;  /* a product found that the source has changed; cleared by the host    */
+	uint32_t failed;  /* a product found that the source has changed; cleared by checks      */
 	uint32_t turn;    /* number of sampling products so far: which row is compared next      */
 	uint32_t readers; /* blocks of the running product that know `turn`; zero between them   */
 	uint32_t amax;    /* bits of fp32: largest absmax; set by packing                        */
 	uint32_t nonfinite; /* W holds NaN or Inf: the tiles are not used; set by packing */
-	uint32_t pad[6]; /* zero                                                                */
+	uint64_t outcome; /* device address of struct qs_hash_outcome, where to count escapes; or 0
+	                   */
+	uint32_t pad[4];  /* zero                                                                */
 };
 
 /* Parameter of qs_nf4_pack and qs_fp8_pack. 64 bytes. */
@@ -158,17 +160,17 @@ struct qs_wide_args {
  * D has the same bits for every number of tokens and in every run on the same kind of GPU. Where
  * the tiles are not valid W itself is multiplied, slower. Unless frozen, each block compares one
  * row, turn modulo 64, of every tile it works on with what W now makes of it. On a difference it
- * clears `valid`, sets `failed`, and computes its part from W itself. Whatever changes in W is so
- * seen within 64 calls, and what changes many rows at once. A call that gives `packed` starts to
- * load tiles before it knows whether they are valid: the memory must stay mapped as long as the
- * call may run, in a captured graph too. Where the descriptor names other tiles by then, they count
- * as not valid. Otherwise the kernel looks them up first. X, D and bias must not overlap W's copy;
- * X must be below 2^120 in magnitude. Launched by the geometry of qs_product_plan, as clusters of
- * `cluster` blocks. Code made for compute capability 9.0 or later waits itself for the work ahead
- * of it in the stream: it may be launched with
- * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. If the call is QS_PRODUCT_EARLY and gives
- * `packed` it then loads the first tiles before that work has ended, and uses nothing else that it
- * finds in memory; whether they are complete is for the caller to know (src/engine/thin.c).
+ * clears `valid`, sets `failed`, counts an escape if that was not set before, and computes its part
+ * from W itself. Whatever changes in W is so seen within 64 calls, and what changes many rows at
+ * once. A call that gives `packed` starts to load tiles before it knows whether they are valid: the
+ * memory must stay mapped as long as the call may run, in a captured graph too. Where the
+ * descriptor names other tiles by then, they count as not valid. Otherwise the kernel looks them up
+ * first. X, D and bias must not overlap W's copy; X must be below 2^120 in magnitude. Launched by
+ * the geometry of qs_product_plan, as clusters of `cluster` blocks. Code made for compute
+ * capability 9.0 or later waits itself for the work ahead of it in the stream: it may be launched
+ * with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. If the call is QS_PRODUCT_EARLY and
+ * gives `packed` it then loads the first tiles before that work has ended, and uses nothing else
+ * that it finds in memory; whether they are complete is for the caller to know (src/engine/thin.c).
  *
  * qs_w4a16_wide_T (struct qs_wide_args), T = 64 or 128, for more tokens, on compute capability 9.0
  * only: the same product of weights that are bf16 numbers, code times absmax rounded once, as

@@ -56,7 +56,7 @@ struct qs_sample_args {
  * block and slowly; the amax of an NF4 descriptor only grows, so that who reads it meanwhile loses
  * no number. The record's hash becomes 0, as it is not that of the copy any more, and the next
  * check will find that it differs; a descriptor becomes not valid and failed until then. One more
- * escape is counted in the record, and shown in the outcome.
+ * escape is counted in the outcome.
  */
 #define QS_KERNEL_NF4_SAMPLE "qs_nf4_sample"
 #define QS_KERNEL_FP8_SAMPLE "qs_fp8_sample"
@@ -87,14 +87,22 @@ static inline uint32_t qs_sample_blocks(int64_t rows, int64_t cols, int sms)
 
 static_assert(sizeof(struct qs_sample_args) == 88, "layout is shared with the host");
 
+/* In mapped host memory, which the host reads now and then. Two that count at once may count as
+ * one.
+ */
+static __device__ __forceinline__ void qs_count_escape(uint64_t outcome)
+{
+	volatile uint32_t *escapes = &((struct qs_hash_outcome *)outcome)->escapes;
+	*escapes = *escapes + 1;
+}
+
 /* What the launch found is known to one thread, of the last block to get here: says it to all that
  * need to know. Without hope of the copy being right the record's hash must match nothing. */
 static __device__ __forceinline__ void qs_sample_report(const struct qs_sample_args &args)
 {
 	struct qs_hash_record *record = (struct qs_hash_record *)args.record;
-	struct qs_hash_outcome *outcome = (struct qs_hash_outcome *)args.outcome;
 	record->kept[0] = record->kept[1] = 0;
-	*(volatile uint32_t *)&outcome->escapes = ++record->escapes;
+	qs_count_escape(args.outcome);
 }
 
 /* By all threads of every block, each with whether all that it compared was the same. True, in the

@@ -63,13 +63,17 @@ class Side:
         os.close(write_end)
         self.facts = None
 
-    def ask(self, op, **arguments):
-        """Sends a request and waits for its answer: a dict, with "error" in it if it failed."""
+    def send(self, op, **arguments):
+        """Sends a request, whose answer() is to be taken before the next one."""
         try:
             self.process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             self.process.stdin.flush()
         except OSError as error:
             raise Failed(f"the {self.name} process is gone: {error}") from error
+
+    def ask(self, op, **arguments):
+        """Sends a request and waits for its answer: a dict, with "error" in it if it failed."""
+        self.send(op, **arguments)
         return self.answer()
 
     def answer(self):
@@ -194,13 +198,18 @@ def repetitions(effort, ms):
     return max(effort.least_reps, min(LONGEST_REPS, round(effort.block_ms / max(ms, 1e-6))))
 
 
-def load(sides, case, wanted):
+def load(sides, case, wanted, together=False):
     """Has each side prepare the case, with the variants `wanted` of it (side -> names). Returns
-    (side, variant) -> why, for those that are not to be had. The sides take turns: a tuner that
-    measures while another process computes would measure that."""
+    (side, variant) -> why, for those that are not to be had. The sides take turns, as a tuner that
+    measures while another process computes would measure that; `together`: nothing is multiplied
+    while it is prepared, so they need not."""
     missing = {}
+    if together:
+        for name, side in sides.sides.items():
+            side.send("load", case={**case, "variants": wanted.get(name, [])})
     for name, side in sides.sides.items():
-        answer = side.ask("load", case={**case, "variants": wanted.get(name, [])})
+        answer = side.answer() if together else \
+            side.ask("load", case={**case, "variants": wanted.get(name, [])})
         if "error" in answer:
             raise Failed(f"{name}: {case}: {answer['error']}")
         missing |= {(name, variant): why for variant, why in answer["missing"].items()}

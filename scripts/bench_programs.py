@@ -159,7 +159,7 @@ def worst_difference(one, other):
 
 
 def measure(sides, case, effort, curves):
-    bench_lib.load(sides, case, {})
+    bench_lib.load(sides, case, {}, together=True)
     before = sides["qshim"].counters()
     columns = [Column(name, name, "train") for name in ("native", "qshim", *BY_HAND)]
     columns = bench_lib.figures(bench_lib.measure(sides, columns, effort), "native")

@@ -1,9 +1,10 @@
 /* device/: the CUDA driver by pointer, contexts, our kernels, and scratch memory.
  *
  * driver.c   qs_driver_get qs_driver_forked qs_error_name
- * context.c  qs_context_id qs_context_current qs_context_owns qs_is_device_memory qs_context_forked
+ * context.c  qs_context_id qs_context_current qs_context_owns qs_is_device_memory qs_device_bytes
+ *            qs_context_forked
  * stream.c   qs_stream_describe qs_may_begin_early
- * scratch.c  qs_scratch_lock qs_scratch_unlock qs_reserve qs_temporary qs_device_bytes
+ * scratch.c  qs_scratch_lock qs_scratch_unlock qs_reserve qs_temporary
  * embed.S    qs_fatbin_quantise qs_fatbin_nf4 qs_fatbin_hash qs_fatbin_compare
  */
 #ifndef QS_DEVICE_DEVICE_H
@@ -67,6 +68,7 @@ struct qs_options;
 	X(cuLaunchKernelEx)                                                                        \
 	X(cuOccupancyMaxActiveClusters)                                                            \
 	X(cuStreamGetId)                                                                           \
+	X(cuStreamQuery)                                                                           \
 	X(cuTensorMapEncodeTiled)
 
 /* cuda.h of CUDA 13 declares only the newest form; this one is in every driver since 11.3. */
@@ -161,7 +163,7 @@ bool qs_context_owns(const struct qs_context *context, const void *p);
 bool qs_is_device_memory(const void *p);
 /* In a forked child: forget every context; the driver's state did not survive. */
 void qs_context_forked(void);
-/* Bytes of device memory taken by us on all devices. */
+/* Bytes of device memory taken by us on all devices; what went with a context counts still. */
 size_t qs_device_bytes(void);
 
 /* What a stream is doing. */

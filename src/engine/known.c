@@ -139,10 +139,11 @@ static double rounded_us(float ms)
 	return (double)(int64_t)(1e6 * (double)ms + 0.5) / 1e3;
 }
 
+/* Both times are known. What takes the same is not, even if no gain is asked for. */
 static bool is_fast(const struct qs_tuned_row *row)
 {
 	const double min_gain = qs_process()->options->min_gain;
-	return is_timed(row) && row->native_us >= row->ours_us * (1 + min_gain);
+	return row->native_us > row->ours_us && row->native_us >= row->ours_us * (1 + min_gain);
 }
 
 void qs_known_add(const struct qs_lt *lt, const struct qs_gemm *g, const struct qs_timing *timing,
@@ -152,7 +153,7 @@ void qs_known_add(const struct qs_lt *lt, const struct qs_gemm *g, const struct 
 	const float preparation = timing->rival[1];
 	algorithm_text(lt, atomic_load(&lt->best), row->algorithm);
 	row->ours_us = rounded_us(timing->best + (preparation > 0 ? preparation : 0));
-	row->convert_us = preparation < 0 ? -1 : rounded_us(preparation);
+	row->convert_us = rounded_us(preparation);
 	row->native_us = rounded_us(timing->rival[0]);
 	row->action = is_fast(row) ? row->measured : QS_ACTION_NATIVE;
 	row->tokens = tokens_of(g);
@@ -178,7 +179,7 @@ void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *contex
 	struct qs_tuned *tuned = tuned_file();
 	struct qs_tuned_row row;
 	ask(&row, g, context, action, choice);
-	if (!answered(tuned, g, &row) || row.pinned)
+	if (!answered(tuned, g, &row))
 		return;
 	row.sqnr = sqnr > 0 ? sqnr : 0;
 	if (row.sqnr < choice->min_sqnr)
@@ -186,14 +187,33 @@ void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *contex
 	qs_tuned_add(tuned, &row);
 }
 
+bool qs_known_pinned(const struct qs_gemm *g, const struct qs_context *context,
+                     enum qs_action action, const struct qs_choice *choice)
+{
+	struct qs_tuned_row row;
+	ask(&row, g, context, action, choice);
+	return answered(tuned_file(), g, &row) && row.pinned;
+}
+
+double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
+                       enum qs_action action, const struct qs_choice *choice)
+{
+	struct qs_tuned_row row;
+	ask(&row, g, context, action, choice);
+	if (!answered(tuned_file(), g, &row) || row.pinned || !is_timed(&row))
+		return 0;
+	return row.native_us - row.ours_us;
+}
+
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
-                    enum qs_action action, const struct qs_choice *choice, bool gated)
+                    enum qs_action action, const struct qs_choice *choice)
 {
 	struct qs_tuned_row row;
 	ask(&row, g, context, action, choice);
 	if (!answered(tuned_file(), g, &row))
 		return false;
-	return row.pinned || (is_timed(&row) && (!gated || row.sqnr >= 0 || !is_fast(&row)));
+	return row.pinned ||
+	       (is_timed(&row) && (action == QS_ACTION_BF16 || row.sqnr >= 0 || !is_fast(&row)));
 }
 
 static void tell(const struct qs_tuned_row *row, bool must_win, struct qs_failure *failure)

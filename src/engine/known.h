@@ -5,7 +5,7 @@
  * before that of its bucket, unless that is pinned.
  *
  * known.c  qs_known_find qs_known_add qs_known_wins qs_known_error qs_known_add_error
- *          qs_known_whole qs_known_forked
+ *          qs_known_pinned qs_known_saving qs_known_whole qs_known_forked
  */
 #ifndef QS_ENGINE_KNOWN_H
 #define QS_ENGINE_KNOWN_H
@@ -33,14 +33,21 @@ bool qs_known_wins(const struct qs_tuned_row *row, bool must_win, struct qs_fail
  * (QS_SQNR_MAX). */
 bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice, double *sqnr);
-/* Completes the answer to the same question, if there is one, by the candidate's error, which is
- * measured after the times; below 0 dB is kept as 0. */
+/* Completes the answer to the same question, if there is one, by the candidate's error, which was
+ * not known and is measured after the times; below 0 dB is kept as 0. */
 void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *context,
                         enum qs_action action, const struct qs_choice *choice, double sqnr);
-/* True if there is nothing to measure: times are known or do not matter, and with `gated` the error
- * of what wins too. */
+/* True if a pin has the last word about the candidate. */
+bool qs_known_pinned(const struct qs_gemm *g, const struct qs_context *context,
+                     enum qs_action action, const struct qs_choice *choice);
+/* Microseconds that a call of the candidate saves on the device, from its times; 0 if they are not
+ * known, or if a pin makes them of no account. */
+double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
+                       enum qs_action action, const struct qs_choice *choice);
+/* True if there is nothing to measure: times are known or do not matter, and the error of what wins
+ * too, unless it is the program's own precision. */
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
-                    enum qs_action action, const struct qs_choice *choice, bool gated);
+                    enum qs_action action, const struct qs_choice *choice);
 /* In a forked child: forget the file and what it said. */
 void qs_known_forked(void);
 

@@ -51,6 +51,10 @@
 	X(SMALL, "small", "the product is too small for the conversion to pay",                    \
 	  "nothing, or force it with a rule")                                                      \
 	X(NOT_FASTER, "not-faster", "measured not to be faster", "nothing to do")                  \
+	X(IDLE, "idle",                                                                            \
+	  "the device waits for the CPU here, and the conversion takes more of its time than "     \
+	  "the product saves",                                                                     \
+	  "capture a CUDA graph, compile, or set [tune] host_bound = keep")                        \
 	X(UNTUNED, "untuned", "not measured: used fewer than three times, or it failed",           \
 	  "use it three times outside graph capture, or keep the tuned file of a run that did")    \
 	X(BUDGET, "budget", "the tuning budget is used up", "raise [tune] budget_ms")              \

@@ -41,7 +41,8 @@ struct touch {
 struct record {
 	CUgraphExec exec;
 	struct touch *touches;
-	size_t count;        /* touches                                  */
+	size_t count;        /* touches, without those of kind COPY      */
+	size_t copies;       /* touches of kind COPY, behind the others  */
 	size_t room;         /* in the array                             */
 	size_t hits;         /* the first so many hit what is watched... */
 	uint64_t version;    /* ...in this version                       */
@@ -254,6 +255,21 @@ static void drop(struct record *record)
 	free(record);
 }
 
+/* Touches in all. */
+static size_t size_of(const struct record *record)
+{
+	return record->count + record->copies;
+}
+
+/* Under the lock. */
+static struct record *find(CUgraphExec exec)
+{
+	struct record *record = *bucket_of(exec);
+	while (record && record->exec != exec)
+		record = record->next;
+	return record;
+}
+
 /* Under the lock. */
 static struct record *take_out(CUgraphExec exec)
 {
@@ -263,7 +279,7 @@ static struct record *take_out(CUgraphExec exec)
 	struct record *record = *link;
 	if (record) {
 		*link = record->next;
-		kept -= record->count;
+		kept -= size_of(record);
 	}
 	return record;
 }
@@ -290,15 +306,30 @@ void qs_graphs_forgotten(void)
 static bool put(struct record *record)
 {
 	take_lock();
-	bool room = kept + record->count <= TOUCHES_MAX;
+	bool room = kept + size_of(record) <= TOUCHES_MAX;
 	if (room) {
 		struct record **bucket = bucket_of(record->exec);
 		record->next = *bucket;
 		*bucket = record;
-		kept += record->count;
+		kept += size_of(record);
 	}
 	give_lock();
 	return room;
+}
+
+/* What kernels read is no write. */
+static void set_copies_apart(struct record *record)
+{
+	const size_t all = record->count;
+	record->count = 0;
+	for (size_t i = 0; i < all; i++) {
+		const struct touch touch = record->touches[i];
+		if (touch.kind == COPY)
+			continue;
+		record->touches[i] = record->touches[record->count];
+		record->touches[record->count++] = touch;
+	}
+	record->copies = all - record->count;
 }
 
 void qs_graph_made(CUgraphExec exec, CUgraph graph)
@@ -309,7 +340,9 @@ void qs_graph_made(CUgraphExec exec, CUgraph graph)
 		return;
 	record->exec = exec;
 	record->version = UINT64_MAX;
-	if (!read_graph(record, graph, 0) || !put(record))
+	const bool known = read_graph(record, graph, 0);
+	set_copies_apart(record);
+	if (!known || !put(record))
 		drop(record);
 }
 
@@ -321,22 +354,30 @@ void qs_graphs_by_kernels(void)
 bool qs_graph_uses(CUgraphExec exec, uint64_t descriptor)
 {
 	take_lock();
-	const struct record *record = *bucket_of(exec);
-	while (record && record->exec != exec)
-		record = record->next;
+	const struct record *record = find(exec);
 	bool uses = !record;
-	for (size_t i = 0; record && i < record->count && !uses; i++)
-		uses = record->touches[i].kind == COPY && record->touches[i].first == descriptor;
+	for (size_t i = 0; record && i < record->copies && !uses; i++)
+		uses = record->touches[record->count + i].first == descriptor;
 	give_lock();
 	return uses;
+}
+
+bool qs_graph_copies(CUgraphExec exec, size_t from, uint64_t *descriptors, size_t *count)
+{
+	const size_t room = *count;
+	take_lock();
+	const struct record *record = find(exec);
+	*count = 0;
+	for (size_t i = from; record && i < record->copies && *count < room; i++)
+		descriptors[(*count)++] = record->touches[record->count + i].first;
+	give_lock();
+	return record;
 }
 
 /* ---- launches ---- */
 
 static bool hits(const struct touch *touch)
 {
-	if (touch->kind == COPY)
-		return false;
 	return touch->kind == ARGUMENT ? qs_track_reaches(touch->first)
 	                               : qs_track_overlaps(touch->first, touch->bytes);
 }
@@ -371,9 +412,7 @@ void qs_graph_launched(CUgraphExec exec, bool captured)
 {
 	uint64_t version = qs_track_version();
 	take_lock();
-	struct record *record = *bucket_of(exec);
-	while (record && record->exec != exec)
-		record = record->next;
+	struct record *record = find(exec);
 	if (record && record->version != version)
 		sort_out(record, version);
 	for (size_t i = 0; record && i < record->hits; i++)

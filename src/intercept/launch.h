@@ -1,8 +1,8 @@
 /* What launches write: kernels by their arguments, graphs by their nodes.
  *
  * arguments.c  qs_scan_launch qs_use_of qs_launched qs_is_capturing qs_functions_unloaded
- * graph.c      qs_graph_made qs_graph_uses qs_graph_forgotten qs_graphs_forgotten
- *              qs_graphs_by_kernels qs_graph_launched
+ * graph.c      qs_graph_made qs_graph_uses qs_graph_copies qs_graph_forgotten
+ *              qs_graphs_forgotten qs_graphs_by_kernels qs_graph_launched
  * written.c    qs_extent_of_copy qs_extent_of_fill
  */
 #ifndef QS_INTERCEPT_LAUNCH_H
@@ -40,6 +40,9 @@ void qs_functions_unloaded(void);
 void qs_graph_made(CUgraphExec exec, CUgraph graph);
 /* True unless it is known that no kernel of ours in it reads the descriptor of this kept copy. */
 bool qs_graph_uses(CUgraphExec exec, uint64_t descriptor);
+/* The descriptors that kernels of ours in it read, one for each kernel, from number `from` on: room
+ * for *count, and how many there are. False if that is not known. */
+bool qs_graph_copies(CUgraphExec exec, size_t from, uint64_t *descriptors, size_t *count);
 /* Whatever it launches from now on is not known. */
 void qs_graph_forgotten(CUgraphExec exec);
 void qs_graphs_forgotten(void);

@@ -203,6 +203,13 @@ void qs_counter_kept_use(int form, bool checked)
 		atomic_fetch_add_explicit(&header->kept_checks[form], 1, memory_order_relaxed);
 }
 
+void qs_counter_escaped(int form, uint64_t times)
+{
+	struct qs_counter_header *header = atomic_load_explicit(&table, memory_order_acquire);
+	if (header)
+		atomic_fetch_add_explicit(&header->kept_escapes[form], times, memory_order_relaxed);
+}
+
 const struct qs_counter_header *qs_counter_header(void)
 {
 	return atomic_load_explicit(&table, memory_order_acquire);

@@ -9,9 +9,10 @@
  * write.c     qs_write
  * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
- *             qs_counter_header
+ *             qs_counter_escaped qs_counter_header
  * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
- * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_notice
+ * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_memory
+ *             qs_note_notice
  * json.c and the rest of write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
@@ -87,10 +88,11 @@ struct qs_counter_header {
 	int64_t start;         /* seconds since 1970                                     */
 	char exe[64];          /* short name of the program, terminated                  */
 	char program[16];      /* QS_VERSION, terminated                                 */
-	_Atomic uint64_t kept_bytes[QS_KEPT_FORMS];  /* bytes of kept operands now, by form    */
-	_Atomic uint64_t kept_uses[QS_KEPT_FORMS];   /* products that used one, by form        */
-	_Atomic uint64_t kept_checks[QS_KEPT_FORMS]; /* of those, after a check of its source */
-	uint64_t spare[5]; /* zero                                                   */
+	_Atomic uint64_t kept_bytes[QS_KEPT_FORMS];   /* bytes of kept operands now, by form    */
+	_Atomic uint64_t kept_uses[QS_KEPT_FORMS];    /* products that used one, by form        */
+	_Atomic uint64_t kept_checks[QS_KEPT_FORMS];  /* of those, after a check of its source */
+	_Atomic uint64_t kept_escapes[QS_KEPT_FORMS]; /* found changed, see qs_counter_escaped() */
+	uint64_t spare; /* zero                                                   */
 };
 
 /* Counters of one key, in the mapped file. 256 bytes. */
@@ -128,6 +130,9 @@ const struct qs_counter *qs_counter_at(size_t index);
  * the whole source was `checked` or not. */
 void qs_counter_kept(int form, int64_t bytes);
 void qs_counter_kept_use(int form, bool checked);
+/* So many more times a product, or what compares for it, found that the source of a copy thought to
+ * be current had changed. What the host has not read yet is not counted. */
+void qs_counter_escaped(int form, uint64_t times);
 /* The header, NULL before qs_note_start(). */
 const struct qs_counter_header *qs_counter_header(void);
 
@@ -182,6 +187,8 @@ void qs_note_steps(int64_t steps, int64_t products, double seconds);
 /* And the part of that time that products take on the device, 0 to 1 (more where streams overlap),
  * by calls of `timed` keys; `untimed` keys are left out of it. */
 void qs_note_share(double part, int64_t timed, int64_t untimed);
+/* And the bytes of device memory that we have, kept operands among them. */
+void qs_note_memory(uint64_t bytes);
 /* The exit table on stderr, if the options want it. */
 void qs_note_summary(void);
 bool qs_note_summary_wanted(void);

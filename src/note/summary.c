@@ -136,9 +136,33 @@ static void put_sum(const struct row *sum)
 	    (double)sum->bytes / MIB);
 }
 
-/* What kept operands take now, and how often they saved a conversion. */
+static void put_escapes(uint64_t escapes)
+{
+	if (escapes)
+		put(", found changed unannounced %llu time%s", (unsigned long long)escapes,
+		    escapes == 1 ? "" : "s");
+	put("\n");
+}
+
+static uint64_t memory; /* as given by qs_note_memory() */
+
+void qs_note_memory(uint64_t bytes)
+{
+	memory = bytes;
+}
+
+static void put_memory(uint64_t kept)
+{
+	if (memory)
+		put("qshim: %.1f MiB of device memory beside the program's own: %.1f MiB of kept "
+		    "weights, %.1f MiB to work in\n",
+		    (double)memory / MIB, (double)kept / MIB, (double)(memory - kept) / MIB);
+}
+
+/* What kept operands take now, and how often they saved a conversion; and all that we have. */
 static void put_kept(void)
 {
+	uint64_t sum = 0;
 	static const char *const names[QS_KEPT_FORMS] = {"fp8", "fp8 transposed", "nf4",
 	                                                 "fp8 tiles"};
 	const struct qs_counter_header *header = qs_counter_header();
@@ -146,12 +170,16 @@ static void put_kept(void)
 		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
 		uint64_t uses = atomic_load(&header->kept_uses[i]);
 		uint64_t checks = atomic_load(&header->kept_checks[i]);
-		if (bytes || uses)
-			put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
-			    "%llu of them after a check\n",
-			    names[i], (double)bytes / MIB, (unsigned long long)uses,
-			    uses == 1 ? "" : "s", (unsigned long long)checks);
+		if (!bytes && !uses)
+			continue;
+		sum += bytes;
+		put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
+		    "%llu of them after a check",
+		    names[i], (double)bytes / MIB, (unsigned long long)uses, uses == 1 ? "" : "s",
+		    (unsigned long long)checks);
+		put_escapes(atomic_load(&header->kept_escapes[i]));
 	}
+	put_memory(sum < memory ? sum : memory);
 }
 
 static struct {
@@ -313,6 +341,7 @@ void qs_summary_forked(void)
 {
 	atomic_store(&told, 0);
 	steps.count = steps.timed = 0;
+	memory = 0;
 }
 
 /* What an action does to precision; NULL if nothing. */

@@ -99,17 +99,29 @@ static void judge_admission(struct qs_kept *kept)
 	                  memcmp(kept->outcome->hash, kept->expected, sizeof kept->expected) != 0;
 }
 
-/* Samples are taken when nothing speaks for a change. The copy was made anew where one was found,
- * but neither its hash nor its descriptor is good: the next uses check it. */
+/* Samples are taken, and products compare, when nothing speaks for a change, or after a check.
+ * Where one was found the copy was made anew, or products go to the source, but neither its hash
+ * nor its descriptor is good: the next uses check it. */
 static void judge_samples(struct qs_kept *kept)
 {
 	const uint32_t escapes = __atomic_load_n(&kept->outcome->escapes, __ATOMIC_RELAXED);
 	if (escapes == kept->escapes)
 		return;
+	qs_counter_escaped(kept->form->kind, escapes - kept->escapes);
 	kept->escapes = escapes;
 	atomic_store(&kept->doubt, DOUBTFUL_USES);
 	if (qs_watch_state(kept->watch) == QS_WATCH_CLEAN && !qs_watch_readers(kept->watch, false))
 		report_escape(kept);
+}
+
+/* Those of graphs that check the copy themselves; the others are counted when they are launched. */
+static void count_replays(struct qs_kept *kept)
+{
+	const uint32_t replays = __atomic_load_n(&kept->outcome->replays, __ATOMIC_RELAXED);
+	if ((int32_t)(replays - kept->replays) <= 0)
+		return;
+	atomic_fetch_add_explicit(&kept->uses, replays - kept->replays, memory_order_relaxed);
+	kept->replays = replays;
 }
 
 /* Reads what checks have found since the last time, waiting for none. */
@@ -119,6 +131,7 @@ static void poll(struct qs_kept *kept)
 	const uint64_t done = qs_check_done(outcome);
 	if (!kept->submitted || done < kept->first)
 		return;
+	count_replays(kept);
 	judge_samples(kept);
 	const uint32_t changes = __atomic_load_n(&outcome->changes, __ATOMIC_RELAXED);
 	if (done == kept->seen && changes == kept->changes)
@@ -179,6 +192,14 @@ static bool is_of(const struct qs_kept *kept, const struct qs_matrix *source,
 	       own->cols == source->cols && own->ld == source->ld && kept->form == form;
 }
 
+/* The least recently touched is driven out first. */
+static void touch(struct qs_kept *kept)
+{
+	atomic_store_explicit(&kept->turn,
+	                      atomic_load_explicit(&kept->cache->turn, memory_order_relaxed),
+	                      memory_order_relaxed);
+}
+
 /* Under the cache's lock. */
 static struct qs_kept *find(struct qs_cache *cache, const struct qs_matrix *source,
                             const struct qs_form *form)
@@ -188,7 +209,7 @@ static struct qs_kept *find(struct qs_cache *cache, const struct qs_matrix *sour
 		kept = kept->next;
 	if (kept) {
 		atomic_fetch_add(&kept->users, 1);
-		kept->turn = cache->turn;
+		touch(kept);
 	}
 	return kept;
 }
@@ -198,9 +219,10 @@ static struct qs_kept *look_up(struct qs_cache *cache, const struct qs_stream *s
                                const struct qs_matrix *source, const struct qs_form *form)
 {
 	pthread_mutex_lock(&cache->lock);
-	cache->turn++;
+	const uint64_t turn = atomic_load_explicit(&cache->turn, memory_order_relaxed) + 1;
+	atomic_store_explicit(&cache->turn, turn, memory_order_relaxed);
 	struct qs_kept *kept = find(cache, source, form);
-	bool sweep = cache->wanting && cache->turn % SWEEP_TURNS == 0 && !stream->capturing;
+	bool sweep = cache->wanting && turn % SWEEP_TURNS == 0 && !stream->capturing;
 	pthread_mutex_unlock(&cache->lock);
 	if (sweep)
 		qs_cache_sweep(cache, stream);
@@ -259,7 +281,7 @@ static struct qs_kept *insert(struct qs_kept *kept)
 	struct qs_kept *other = find(cache, &kept->source, kept->form);
 	if (!other) {
 		struct qs_kept **head = qs_cache_bucket(cache, &kept->source, kept->form);
-		kept->turn = cache->turn;
+		touch(kept);
 		kept->next = *head;
 		*head = kept;
 		atomic_store(&kept->users, 1);
@@ -360,15 +382,19 @@ static bool is_doubtful(const struct qs_kept *kept)
 	       atomic_load_explicit(&kept->doubt, memory_order_relaxed);
 }
 
+static bool is_due(const struct qs_kept *kept)
+{
+	return kept->check_every && kept->uses - kept->checked >= kept->check_every;
+}
+
 static enum need need_of(const struct qs_kept *kept)
 {
-	const bool due = kept->check_every && kept->uses - kept->checked >= kept->check_every;
 	const enum qs_validity level = level_of(kept);
 	if (!kept->submitted)
 		return MAKE;
 	if (level == QS_VALIDITY_VERIFIED || (level == QS_VALIDITY_TRACKED && is_doubtful(kept)))
 		return CHECK;
-	return due ? AUDIT : NOTHING;
+	return is_due(kept) ? AUDIT : NOTHING;
 }
 
 static uint32_t flags_of(const struct qs_kept *kept, enum need need)
@@ -430,10 +456,12 @@ static CUresult use_eager(struct qs_kept *kept, const struct qs_stream *stream, 
 }
 
 /* The driver calls this when a graph and its executables are destroyed; CUDA may not be called from
- * here. The copy may be freed as soon as the last graph is off. */
+ * here. Until now the copy was in use, and could not be driven out. It may be freed as soon as the
+ * last graph is off. */
 static void graph_gone(void *data)
 {
 	struct qs_kept *kept = data;
+	touch(kept);
 	atomic_fetch_sub(&holds, 1);
 	atomic_fetch_sub(&kept->graphs, 1);
 }
@@ -479,11 +507,12 @@ static void list_held(struct qs_kept *kept)
 {
 	struct qs_cache *cache = kept->cache;
 	pthread_mutex_lock(&cache->lock);
-	if (!kept->is_held && !kept->is_dropped && kept->watch && kept->descriptor) {
+	if (!kept->is_held && !kept->is_dropped && kept->descriptor &&
+	    kept->level != QS_VALIDITY_VERIFIED) {
+		struct qs_kept **head = qs_cache_held(cache, kept->descriptor);
 		kept->is_held = true;
-		kept->checked_for = cache->launches;
-		kept->next_held = cache->held;
-		cache->held = kept;
+		kept->next_held = *head;
+		*head = kept;
 	}
 	pthread_mutex_unlock(&cache->lock);
 }
@@ -498,7 +527,7 @@ static CUresult use(struct qs_kept *kept, const struct qs_stream *stream, CUdevi
 	pthread_mutex_lock(&kept->lock);
 	CUresult error = kept->broken || kept->marked ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 	const uint64_t last = kept->submitted;
-	kept->uses++;
+	atomic_fetch_add_explicit(&kept->uses, 1, memory_order_relaxed);
 	if (!error)
 		error = stream->capturing
 		                ? use_captured(kept, stream, work, heeds_descriptor)
@@ -532,44 +561,79 @@ void qs_kept_used(struct qs_kept *kept)
 
 /* ---- graphs --------------------------------------------------------------------------------- */
 
-static bool is_to_check(const struct qs_kept *kept)
+#define BATCH 32
+
+/* What is to be done before a launch of a graph. */
+struct launch {
+	CUgraphExec exec;
+	uint64_t number;
+	bool audits; /* a copy: one at a launch, so that none takes long */
+	int count;
+	struct qs_kept *copy[BATCH]; /* `count`, held */
+	enum need need[BATCH];
+};
+
+/* Changes that the host has not been told of. */
+static bool has_news(const struct qs_kept *kept)
 {
-	return atomic_load(&kept->graphs) && (is_blind(kept) || is_doubtful(kept));
+	const struct qs_hash_outcome *outcome = kept->outcome;
+	return __atomic_load_n(&outcome->escapes, __ATOMIC_RELAXED) != kept->escapes ||
+	       __atomic_load_n(&outcome->changes, __ATOMIC_RELAXED) != kept->changes;
 }
 
-/* Only those that are used by eager products count uses. One at a launch, so that none takes long.
- */
-static bool is_to_audit(const struct qs_kept *kept)
+static enum need need_at_launch(const struct qs_kept *kept)
 {
-	return atomic_load(&kept->graphs) && kept->check_every &&
-	       kept->cache->launches - kept->checked_for >= kept->check_every;
+	const bool frozen = kept->level == QS_VALIDITY_FROZEN;
+	if (!atomic_load(&kept->graphs))
+		return NOTHING;
+	if (has_news(kept))
+		return frozen ? AUDIT : CHECK;
+	if (!frozen && (is_blind(kept) || is_doubtful(kept)))
+		return CHECK;
+	return is_due(kept) ? AUDIT : NOTHING;
 }
 
-/* Each is looked at once for a launch, for it takes a while to find it in a graph, or not. */
-static bool is_next(struct qs_kept *kept, CUgraphExec exec, bool (*wanted)(const struct qs_kept *),
-                    uint64_t launch)
+/* A kernel of the graph uses the copy. Under the cache's lock. */
+static void look_at(struct qs_kept *kept, struct launch *launch)
 {
-	if (kept->looked_for == launch || !wanted(kept))
-		return false;
-	kept->looked_for = launch;
-	return qs_graph_uses(exec, kept->descriptor);
+	atomic_fetch_add_explicit(&kept->uses, 1, memory_order_relaxed);
+	if (kept->looked_for == launch->number)
+		return;
+	kept->looked_for = launch->number;
+	const enum need need = need_at_launch(kept);
+	if (need == NOTHING || (need == AUDIT && launch->audits))
+		return;
+	launch->audits = launch->audits || need == AUDIT;
+	launch->copy[launch->count] = kept;
+	launch->need[launch->count++] = need;
+	atomic_fetch_add(&kept->users, 1);
 }
 
-/* The next one of this graph that is `wanted` and was not taken for this launch; NULL if there is
- * none. */
-static struct qs_kept *take_held(struct qs_cache *cache, CUgraphExec exec,
-                                 bool (*wanted)(const struct qs_kept *), uint64_t launch)
+/* Those of these descriptors, at most BATCH. */
+static void look_at_these(struct qs_cache *cache, const uint64_t *descriptors, size_t count,
+                          struct launch *launch)
 {
 	pthread_mutex_lock(&cache->lock);
-	struct qs_kept *kept = cache->held;
-	while (kept && !is_next(kept, exec, wanted, launch))
-		kept = kept->next_held;
-	if (kept) {
-		kept->checked_for = launch;
-		atomic_fetch_add(&kept->users, 1);
+	for (size_t i = 0; i < count; i++) {
+		struct qs_kept *kept = *qs_cache_held(cache, descriptors[i]);
+		while (kept && kept->descriptor != descriptors[i])
+			kept = kept->next_held;
+		if (kept)
+			look_at(kept, launch);
 	}
 	pthread_mutex_unlock(&cache->lock);
-	return kept;
+}
+
+/* Those that were not looked at for this launch, until there is no room. */
+static void look_at_all(struct qs_cache *cache, struct launch *launch)
+{
+	pthread_mutex_lock(&cache->lock);
+	for (int i = 0; i < QS_HELD_BUCKETS; i++)
+		for (struct qs_kept *kept = cache->held[i]; kept && launch->count < BATCH;
+		     kept = kept->next_held)
+			if (kept->looked_for != launch->number)
+				look_at(kept, launch);
+	pthread_mutex_unlock(&cache->lock);
 }
 
 /* The same of those dropped that a graph reads by their descriptor. */
@@ -611,23 +675,49 @@ static void check_for_graph(struct qs_kept *kept, const struct qs_stream *stream
 		drop(kept, why);
 }
 
-/* Each copy at most once: one that stays doubtful would come for ever. Those that are dropped on
- * the way are among the retired then. */
+/* Empties the batch; true if there was something in it. */
+static bool check_batch(struct launch *launch, const struct qs_stream *stream)
+{
+	const int count = launch->count;
+	for (int i = 0; i < count; i++) {
+		check_for_graph(launch->copy[i], stream, launch->need[i]);
+		qs_kept_used(launch->copy[i]);
+	}
+	launch->count = 0;
+	return count;
+}
+
+/* Each copy at most once: one that stays doubtful would come for ever. Of a graph that is not known
+ * all are taken to be its own. */
+static void check_held(struct qs_cache *cache, struct launch *launch,
+                       const struct qs_stream *stream)
+{
+	uint64_t descriptors[BATCH];
+	size_t from = 0, count;
+	bool known;
+	do {
+		count = BATCH;
+		known = qs_graph_copies(launch->exec, from, descriptors, &count);
+		look_at_these(cache, descriptors, count, launch);
+		check_batch(launch, stream);
+		from += count;
+	} while (count == BATCH);
+	if (!known)
+		do
+			look_at_all(cache, launch);
+		while (check_batch(launch, stream));
+}
+
+/* Those that are dropped on the way are among the retired then. */
 static void prepare(struct qs_cache *cache, CUgraphExec exec, const struct qs_stream *stream)
 {
 	struct qs_kept *kept;
+	struct launch launch = {.exec = exec};
 	pthread_mutex_lock(&cache->lock);
-	const uint64_t launch = ++cache->launches;
+	launch.number = ++cache->launches;
 	pthread_mutex_unlock(&cache->lock);
-	while ((kept = take_held(cache, exec, is_to_check, launch))) {
-		check_for_graph(kept, stream, CHECK);
-		qs_kept_used(kept);
-	}
-	if ((kept = take_held(cache, exec, is_to_audit, launch))) {
-		check_for_graph(kept, stream, AUDIT);
-		qs_kept_used(kept);
-	}
-	while ((kept = take_retired(cache, exec, launch))) {
+	check_held(cache, &launch, stream);
+	while ((kept = take_retired(cache, exec, launch.number))) {
 		qs_kept_switch_off(kept, stream);
 		qs_kept_used(kept);
 	}

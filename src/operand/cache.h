@@ -10,8 +10,9 @@
  *             every check_every uses. At any other use a part of the source is compared with the
  *             copy, another one each time, by the product's own kernel or, where it has none of
  *             ours, by one before it (kernels/sample.h): what changed unseen is so found within 64
- *             uses, at once if it is much, and that product already is right. Not available while
- *             qs_epoch_trusted() is false;
+ *             uses, at once if it is much, and that product already is right; the next use knows of
+ *             it, and from then on all are verified. Not available while qs_epoch_trusted() is
+ *             false;
  *   frozen    never, by the user's word; every check_every uses the hash is compared after the
  *             fact, and a copy that is found old is reported and dropped.
  *
@@ -60,6 +61,7 @@ struct qs_making {
 	CUdeviceptr descriptor;  /* 64 bytes, or 0 if the form has none                         */
 	CUdeviceptr work;        /* struct qs_hash_work of the source: amax is known, and the
 	                            launches must leave data and scale alone if work.stale is 0 */
+	CUdeviceptr outcome;     /* struct qs_hash_outcome of the copy, 0 if it is not kept     */
 };
 
 /* Which form it is: the order of the counters (note/note.h). */

@@ -60,6 +60,7 @@ static struct qs_making making_of(const struct qs_kept *kept, CUdeviceptr work)
 	        .scale = kept->scale,
 	        .descriptor = kept->descriptor,
 	        .work = work,
+	        .outcome = (uintptr_t)kept->outcome,
 	};
 }
 

@@ -4,8 +4,8 @@
  * admission.c  qs_admission_consider qs_admission_done qs_admission_hopeless qs_admission_gone
  * check.c      qs_check_submit qs_check_sample qs_check_hash qs_check_done
  *              qs_work_take qs_work_give
- * memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_freeing qs_cache_drop
- *              qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
+ * memory.c     qs_cache_of qs_caches_forked qs_cache_bucket qs_cache_held qs_cache_freeing
+ * qs_cache_drop qs_cache_sweep qs_kept_new qs_kept_free qs_kept_switch_off
  *
  * Locks: a cache's is held for look-ups and changes of what it lists, never over a call of the
  * driver. A copy's is held while a check of it is submitted, so that what its fields say and what
@@ -18,6 +18,7 @@
 #include "operand/track.h"
 
 #define QS_CACHE_BUCKETS  1024 /* of the table of copies, power of two                   */
+#define QS_HELD_BUCKETS   512  /* of those held by graphs, power of two                  */
 #define QS_CACHE_COPIES   QS_WATCHES_MAX
 #define QS_CANDIDATE_SETS 512 /* power of two                                           */
 #define QS_CANDIDATE_WAYS 8
@@ -54,10 +55,10 @@ struct qs_candidate {
 struct qs_cache {
 	struct qs_context *context;
 	pthread_mutex_t lock;
-	uint64_t turn;                            /* look-ups so far                         */
+	_Atomic uint64_t turn;                    /* look-ups so far                         */
 	_Atomic uint64_t sequence;                /* of numbered checks so far               */
 	struct qs_kept *bucket[QS_CACHE_BUCKETS]; /* by hash of source and form              */
-	struct qs_kept *held;                     /* those in graphs that check before launch */
+	struct qs_kept *held[QS_HELD_BUCKETS];    /* those in graphs that read descriptors   */
 	struct qs_kept *retired;                  /* dropped, memory not freed yet           */
 	bool wanting;                             /* a new copy was wanted: free what is retired */
 	uint64_t launches;                /* of graphs while there are any that hold copies */
@@ -91,14 +92,11 @@ struct qs_kept {
 	uint64_t first;          /* sequence of the making                             */
 	uint64_t seen;           /* outcome.sequence read last                         */
 	uint64_t stream;         /* id of the stream of the last check or sample       */
-	uint64_t uses;           /* so far                                             */
-	uint64_t checked;        /* use of the last check                              */
 	uint64_t capture;        /* id of the capture that was told to hold it last    */
 	uint64_t audit;          /* sequence of an audit whose outcome is due, or 0    */
 	uint32_t audit_suspects; /* of the watch, when that was submitted              */
-	uint32_t changes;        /* outcome.changes read last                          */
-	uint32_t escapes;        /* outcome.escapes read last                          */
 	uint64_t changed;        /* times it was found changed                         */
+	uint32_t replays;        /* outcome.replays read last                          */
 	bool admitted;           /* by its hashes, and the making was not compared with them yet */
 	bool due;                /* the watch waits for an outcome                     */
 	bool changed_since;      /* a change that the watch was not told of            */
@@ -109,18 +107,21 @@ struct qs_kept {
 	bool broken;             /* a check could not be submitted                     */
 	bool marked;             /* dropped: no use any more, the event tells when idle */
 
-	_Atomic int doubt;   /* uses that still verify, see cache.h                */
-	_Atomic int users;   /* between find and used; grows under the cache's lock */
-	_Atomic int graphs;  /* that hold it                                       */
-	_Atomic bool is_off; /* what switches it off has run                       */
+	_Atomic uint64_t uses;    /* so far, by products and by launches of graphs      */
+	_Atomic uint64_t checked; /* use of the last check                              */
+	_Atomic uint32_t changes; /* outcome.changes read last                          */
+	_Atomic uint32_t escapes; /* outcome.escapes read last                          */
+	_Atomic int doubt;        /* uses that still verify, see cache.h                */
+	_Atomic int users;        /* between find and used; grows under the cache's lock */
+	_Atomic int graphs;       /* that hold it                                       */
+	_Atomic bool is_off;      /* what switches it off has run                       */
 
 	struct qs_kept *next;      /* in its bucket or among the retired; cache's lock   */
 	struct qs_kept *next_held; /* the same                                           */
-	uint64_t turn;             /* of the cache, at the last use                      */
-	uint64_t checked_for;      /* number of the launch of a graph it was checked before last */
-	uint64_t looked_for;       /* the same, looked at before                         */
-	uint64_t switched_for;     /* the same, switched off before */
-	bool is_held, is_dropped;  /* listed in `held`; no longer in a bucket            */
+	uint64_t looked_for;      /* number of the launch of a graph it was looked at before last */
+	uint64_t switched_for;    /* the same, switched off before                      */
+	_Atomic uint64_t turn;    /* of the cache, at the last use                      */
+	bool is_held, is_dropped; /* listed in `held`; no longer in a bucket            */
 };
 
 /* The cache of a context, made if new and `stream` is not capturing; else NULL and *why. */
@@ -131,6 +132,8 @@ void qs_caches_forked(void);
 /* Head of the list that a copy would be in. Under the cache's lock. */
 struct qs_kept **qs_cache_bucket(struct qs_cache *cache, const struct qs_matrix *source,
                                  const struct qs_form *form);
+/* The same of the list of those held by graphs. */
+struct qs_kept **qs_cache_held(struct qs_cache *cache, CUdeviceptr descriptor);
 /* Bytes of retired copies that no graph holds. Under the cache's lock. */
 size_t qs_cache_freeing(const struct qs_cache *cache);
 /* Takes a copy out of the cache: nobody finds it any more, its memory is freed once nobody uses it.

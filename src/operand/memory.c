@@ -182,6 +182,12 @@ struct qs_kept **qs_cache_bucket(struct qs_cache *cache, const struct qs_matrix 
 	return &cache->bucket[hash & (QS_CACHE_BUCKETS - 1)];
 }
 
+struct qs_kept **qs_cache_held(struct qs_cache *cache, CUdeviceptr descriptor)
+{
+	const uint64_t hash = (uint64_t)descriptor * 0x9e3779b97f4a7c15u >> 32;
+	return &cache->held[hash & (QS_HELD_BUCKETS - 1)];
+}
+
 static void take_out(struct qs_kept **link, const struct qs_kept *kept)
 {
 	while (*link != kept)
@@ -191,7 +197,7 @@ static void take_out(struct qs_kept **link, const struct qs_kept *kept)
 
 static void release_held(struct qs_kept *kept)
 {
-	struct qs_kept **link = &kept->cache->held;
+	struct qs_kept **link = qs_cache_held(kept->cache, kept->descriptor);
 	while (*link != kept)
 		link = &(*link)->next_held;
 	*link = kept->next_held;

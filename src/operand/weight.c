@@ -80,7 +80,11 @@ static CUresult fp8_make(const struct qs_context *context, CUstream stream,
 
 static void describe(const struct qs_making *making, uint32_t image[QS_HASH_IMAGE])
 {
-	const struct qs_weight weight = {.packed = making->data, .scale = making->scale};
+	const struct qs_weight weight = {
+	        .packed = making->data,
+	        .scale = making->scale,
+	        .outcome = making->outcome,
+	};
 	memcpy(image, &weight, sizeof weight);
 }
 

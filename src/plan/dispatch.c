@@ -146,6 +146,63 @@ static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
 	return state;
 }
 
+/* True if an algorithm for the program's own precision is to be measured beside the plan's engine:
+ * where nothing but the fastest is asked for, unless a pin has the last word. */
+static bool has_rival(const struct qs_plan *plan, const struct qs_gemm *g,
+                      const struct qs_context *context)
+{
+	return plan->choice.action == QS_ACTION_AUTO &&
+	       !qs_known_pinned(g, context, plan->action, &plan->choice);
+}
+
+/* What a call of an engine saves, 0 = unknown. */
+static double saving(const struct qs_plan *plan, const struct qs_gemm *g,
+                     const struct qs_context *context, enum qs_action action, bool rows)
+{
+	struct qs_choice choice = plan->choice;
+	if (rows)
+		choice.scaling = QS_SCALING_ROW;
+	return qs_known_saving(g, context, action, &choice);
+}
+
+/* The plan's engine, or, where the choice is ours, the faster of it and the program's own precision
+ * by another algorithm. */
+static void make_best(struct qs_instance *instance, const struct qs_plan *plan,
+                      const struct qs_gemm *g, const struct qs_stream *stream,
+                      struct qs_failure *failure)
+{
+	const struct qs_engine *rival = &qs_engine_bf16;
+	struct qs_failure second = {.reason = QS_REASON_AUTO};
+	struct qs_context *context = instance->context;
+	instance->state = make_state(plan, g, context, stream, &instance->rows, failure);
+	if (!has_rival(plan, g, context))
+		return;
+	void *state = rival->prepare(g, context, stream, &plan->choice, &second);
+	if (!state)
+		return;
+	if (instance->state && saving(plan, g, context, plan->action, instance->rows) >=
+	                               saving(plan, g, context, rival->action, false)) {
+		rival->destroy(state);
+		return;
+	}
+	if (instance->state)
+		plan->engine->destroy(instance->state);
+	instance->engine = rival;
+	instance->state = state;
+	instance->rows = false;
+	*failure = second;
+}
+
+/* What a call saves on the device, where measuring made the choice and may unmake it. */
+static double saving_of(const struct qs_plan *plan, const struct qs_gemm *g,
+                        const struct qs_instance *instance)
+{
+	if (!instance->state || plan->shadow || instance->engine->action != QS_ACTION_FP8 ||
+	    !is_open(plan) || qs_process()->options->host_bound_kept)
+		return 0;
+	return saving(plan, g, instance->context, QS_ACTION_FP8, instance->rows);
+}
+
 /* Asks the engine, unless the device or the library rules it out, and logs the outcome. */
 static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
                     const struct qs_gemm *g, const struct qs_stream *stream)
@@ -155,13 +212,13 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 		qs_failed(&failure, failure.reason, "%s", instance->context->detail);
 	if (failure.reason == QS_REASON_AUTO)
 		failure.reason = check_library(g->library);
-	if (failure.reason == QS_REASON_AUTO)
-		instance->state =
-		        plan->shadow ? qs_shadow_make(plan, g, instance->context, stream, &failure)
-		                     : make_state(plan, g, instance->context, stream,
-		                                  &instance->rows, &failure);
+	if (failure.reason == QS_REASON_AUTO && plan->shadow)
+		instance->state = qs_shadow_make(plan, g, instance->context, stream, &failure);
+	else if (failure.reason == QS_REASON_AUTO)
+		make_best(instance, plan, g, stream, &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
-	enum qs_action action = instance->state ? plan->action : QS_ACTION_NATIVE;
+	instance->idle.saved_us = saving_of(plan, g, instance);
+	enum qs_action action = qs_instance_action(plan, instance);
 	qs_plan_outcome(plan, action, instance->reason);
 	note(plan, g, action, instance->rows, instance->reason, failure.detail);
 }
@@ -180,6 +237,7 @@ static struct qs_instance *make_instance(struct qs_plan *plan, const struct qs_g
 	struct qs_instance *instance = find_instance(plan, context);
 	if (!instance && (instance = calloc(1, sizeof *instance))) {
 		instance->context = context;
+		instance->engine = plan->engine;
 		prepare(instance, plan, g, stream);
 		instance->next = atomic_load(&plan->first);
 		atomic_store_explicit(&plan->first, instance, memory_order_release);
@@ -196,8 +254,21 @@ static bool begin_check(struct qs_check *check, const struct qs_plan *plan,
 	const bool begun = qs_check_begin(check, plan->accuracy, plan->choice.min_sqnr, g,
 	                                  instance->context, stream, &failure);
 	if (failure.reason == QS_REASON_MEMORY)
-		note(plan, g, plan->action, instance->rows, failure.reason, failure.detail);
+		note(plan, g, instance->engine->action, instance->rows, failure.reason,
+		     failure.detail);
 	return begun;
+}
+
+/* What a call took of the CPU; with those before, it may be the last one. */
+static void add_look(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
+                     enum qs_look look, uint64_t ns)
+{
+	char detail[128];
+	if (!qs_idle_add(&instance->idle, look, ns, detail, sizeof detail))
+		return;
+	qs_share_again(plan);
+	qs_plan_outcome(plan, QS_ACTION_NATIVE, QS_REASON_IDLE);
+	note(plan, g, QS_ACTION_NATIVE, false, QS_REASON_IDLE, detail);
 }
 
 static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
@@ -206,11 +277,15 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	struct qs_failure failure = {.reason = QS_REASON_ERROR};
 	struct qs_check check;
 	uint64_t bytes = 0;
-	const bool checked =
-	        plan->action != QS_ACTION_BF16 && begin_check(&check, plan, instance, g, stream);
+	const enum qs_look look = qs_idle_look(&instance->idle, stream);
+	const bool checked = instance->engine->action != QS_ACTION_BF16 &&
+	                     begin_check(&check, plan, instance, g, stream);
 	qs_share_begin();
-	const bool done =
-	        plan->engine->run(instance->state, g, instance->context, stream, &bytes, &failure);
+	const uint64_t start = look ? qs_idle_clock() : 0;
+	const bool done = instance->engine->run(instance->state, g, instance->context, stream,
+	                                        &bytes, &failure);
+	if (look && done && !checked)
+		add_look(plan, instance, g, look, qs_idle_clock() - start);
 	if (done)
 		qs_share_end(true);
 	if (checked)
@@ -221,7 +296,7 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 		if (qs_watch_any()) /* D may be somebody's weight */
 			qs_track_write(g->d,
 			               (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
-		qs_note_notice(plan->action);
+		qs_note_notice(instance->engine->action);
 		return true;
 	}
 	if (failure.reason == QS_REASON_ERROR) {
@@ -294,7 +369,9 @@ static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, 
 static bool is_known(const struct qs_plan *plan, const struct qs_gemm *g,
                      const struct qs_context *context)
 {
-	return qs_known_whole(g, context, plan->action, &plan->choice, is_gated(plan));
+	return qs_known_whole(g, context, plan->action, &plan->choice) &&
+	       (qs_known_pinned(g, context, plan->action, &plan->choice) ||
+	        qs_known_whole(g, context, QS_ACTION_BF16, &plan->choice));
 }
 
 /* Where the policy leaves the choice to us, and measuring is what makes it, a product passes until
@@ -317,10 +394,11 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_stream stream;
 	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
-	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state))))
+	if (instance && (!instance->state || atomic_load(&instance->idle.lost) ||
+	                 (plan->shadow && !qs_shadow_is_due(instance->state))))
 		return false;
 	qs_accuracy_look(plan->accuracy);
-	if (qs_plan_demoted(plan))
+	if (qs_plan_demoted(plan, instance))
 		return pass_demoted(plan, g);
 	if (!context && why == QS_REASON_CONTEXT)
 		return pass_without_context(plan, g, why);

@@ -4,6 +4,7 @@
  * uses.c      qs_uses_add qs_uses_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
  * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_waits qs_plan_demoted
+ *             qs_instance_action
  *             qs_plans_decide_again qs_plans_each qs_plans_report qs_plan_table_forked
  * live.c      qs_live_start qs_live_call qs_live_step qs_live_weights qs_live_report
  *             qs_live_forked
@@ -14,6 +15,7 @@
  * shadow.c    qs_shadow_make qs_shadow_is_due qs_shadow_measure
  * label.h     layer names: label.c layer.c
  * share.h     the time that products take: share.c
+ * idle.h      whether they are worth their time on the CPU: idle.c
  * eligible.c  qs_eligible qs_overlap
  * size.c      qs_fp8_gain
  */
@@ -27,18 +29,21 @@
 #include "engine/engine.h"
 #include "gemm/gemm.h"
 #include "note/note.h"
+#include "plan/idle.h"
 #include "plan/share.h"
 #include "policy/policy.h"
 
 /* The plan of a key in one context: what the engine prepared there. Immutable once published, but
- * for `failures`. */
+ * for the atomics. */
 struct qs_instance {
 	struct qs_context *context;
-	void *state;              /* the engine's, NULL = pass; in shadow mode: of shadow.c */
-	bool rows;                /* of fp8: with a scale for each row          */
-	enum qs_reason reason;    /* why, when state is NULL                    */
-	_Atomic int failures;     /* runs that failed; too many and it passes   */
-	struct qs_instance *next; /* other contexts                             */
+	const struct qs_engine *engine; /* the plan's, or the one that auto found faster here */
+	void *state;                    /* the engine's, NULL = pass; in shadow mode: of shadow.c */
+	bool rows;                      /* of fp8: with a scale for each row          */
+	enum qs_reason reason;          /* why, when state is NULL                    */
+	_Atomic int failures;           /* runs that failed; too many and it passes   */
+	struct qs_idle idle;            /* of fp8 that was measured: is it worth it   */
+	struct qs_instance *next;       /* other contexts                             */
 };
 
 /* What is done with the products of one key. Immutable once published, but for the atomics. When
@@ -94,8 +99,11 @@ bool qs_plan_table_init(int64_t keys);
 void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason);
 /* For the counter and at exit: the plan's key is native as long as it has no instance. */
 void qs_plan_waits(struct qs_plan *plan);
-/* True if the accuracy of the key's products forbids what the plan is to do. */
-bool qs_plan_demoted(const struct qs_plan *plan);
+/* True if the accuracy of the key's products forbids what the plan is to do; `instance` says what
+ * that is in its context, NULL = not known yet. */
+bool qs_plan_demoted(const struct qs_plan *plan, const struct qs_instance *instance);
+/* What is done with the products of a plan in one context. */
+enum qs_action qs_instance_action(const struct qs_plan *plan, const struct qs_instance *instance);
 /* Puts a policy into effect, or NULL = the same policy at another step, and decides all keys anew.
  * Returns how many are decided otherwise than before. */
 int qs_plans_decide_again(struct qs_policy *policy);

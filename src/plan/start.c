@@ -40,6 +40,7 @@ static void at_exit(void)
 	qs_epoch_report();
 	qs_plans_report();
 	qs_live_report();
+	qs_note_memory(qs_device_bytes());
 	qs_accuracy_report();
 	qs_note_shadow_report();
 	qs_note_summary();

@@ -108,10 +108,18 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library)
 }
 
 /* Tuned products in the program's own precision are not meant: they are not checked either. */
-bool qs_plan_demoted(const struct qs_plan *plan)
+bool qs_plan_demoted(const struct qs_plan *plan, const struct qs_instance *instance)
 {
-	return plan->engine && !plan->shadow && plan->action != QS_ACTION_BF16 &&
+	const enum qs_action action = instance ? instance->engine->action : plan->action;
+	return plan->engine && !plan->shadow && action != QS_ACTION_BF16 &&
 	       atomic_load_explicit(&plan->accuracy->demoted, memory_order_relaxed);
+}
+
+enum qs_action qs_instance_action(const struct qs_plan *plan, const struct qs_instance *instance)
+{
+	return instance->state && !plan->shadow && !atomic_load(&instance->idle.lost)
+	               ? instance->engine->action
+	               : QS_ACTION_NATIVE;
 }
 
 /* ---- deciding anew ------------------------------------------------------------------------------
@@ -172,15 +180,15 @@ static void tell(const struct qs_plan *plan, bool log)
 	const struct qs_instance *instance = atomic_load(&plan->first);
 	enum qs_action action = plan->action;
 	enum qs_reason reason = plan->reason;
-	if (instance && !instance->state) {
-		action = QS_ACTION_NATIVE;
-		reason = instance->reason;
+	if (instance) {
+		action = qs_instance_action(plan, instance);
+		reason = atomic_load(&instance->idle.lost) ? QS_REASON_IDLE : instance->reason;
 	}
 	if (is_waiting(plan)) {
 		action = QS_ACTION_NATIVE;
 		reason = QS_REASON_UNTUNED;
 	}
-	if (qs_plan_demoted(plan)) {
+	if (qs_plan_demoted(plan, instance)) {
 		action = QS_ACTION_NATIVE;
 		reason = QS_REASON_SQNR;
 	}

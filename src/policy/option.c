@@ -14,6 +14,7 @@ static const char *const mode_words[] = {"on", "shadow", "observe", "off", NULL}
 static const char *const validity_words[] = {"each",    "adjacent", "verified",
                                              "tracked", "frozen",   NULL};
 static const char *const cublaslt_words[] = {"tested", "any", NULL};
+static const char *const host_bound_words[] = {"native", "keep", NULL};
 static const char *const early_words[] = {"never", "eager", "always", NULL};
 static const char *const summary_words[] = {"auto", "0", "1", NULL};
 static const char *const flag_words[] = {"0", "1", NULL};
@@ -59,6 +60,10 @@ static const struct qs_option options_table[] = {
         {"tune", "file", NULL, "~/.cache/qshim/tuned.%h.ini",
          "where measurements are kept for later runs; empty = nowhere", NULL, 0, 0,
          FIELD(tuned_file), QS_OPTION_TEXT},
+        {"tune", "host_bound", NULL, "native",
+         "what becomes of a measured product where the device is found to wait for the CPU: "
+         "native, if converting costs more time than it saves; keep",
+         host_bound_words, 0, 0, FIELD(host_bound_kept), QS_OPTION_FLAG},
         {"engine", "cublaslt", NULL, "tested",
          "tested; any: also versions of cuBLASLt newer than tested", cublaslt_words, 0, 0,
          FIELD(cublaslt_any), QS_OPTION_FLAG},

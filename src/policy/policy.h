@@ -92,6 +92,7 @@ struct qs_options {
 	double budget_ms;             /* ms of tuning per process                        */
 	struct qs_memory tune_mib;    /* bound of the memory for measuring on a device   */
 	char tuned_file[QS_PATH_MAX]; /* with placeholders                               */
+	bool host_bound_kept;         /* replaced also where the device waits for us     */
 	bool cublaslt_any;            /* also use cuBLASLt versions newer than tested    */
 	enum qs_early early;          /* launches that overlap the work ahead of them    */
 	/* QSHIM_LOG etc. */

@@ -2,7 +2,7 @@
 # own under the shim, so it links the emulation and nothing of the library.
 
 ENGINE      := $(addprefix $(B)/tests/engine/,$(call names,engine,test_*))
-ENGINE_OBJ  := $(patsubst %,$(B)/obj/tests/engine/%.c.o,child json product step tuning)
+ENGINE_OBJ  := $(patsubst %,$(B)/obj/tests/engine/%.c.o,child json kept product step tuning)
 CPU_TESTS   += $(ENGINE)
 
 $(B)/obj/tests/engine/test_traces.c.o: QS_CPPFLAGS += -DTRACES='"$(abspath tests/traces)"'

@@ -71,6 +71,7 @@ static void look(struct step *now)
 	for (int form = 0; form < QS_KEPT_FORMS; form++) {
 		now->bytes[form] = (long)header.kept_bytes[form];
 		now->uses[form] = (long)header.kept_uses[form];
+		now->escapes[form] = (long)header.kept_escapes[form];
 	}
 	fclose(file);
 }
@@ -117,6 +118,7 @@ void step_print(struct made *made)
 	print_since(now.launches, before.launches, LAUNCHES);
 	print_since(&now.written, &before.written, 1);
 	print_since(now.uses, before.uses, QS_KEPT_FORMS);
+	print_since(now.escapes, before.escapes, QS_KEPT_FORMS);
 	print_since(now.bytes, NULL, QS_KEPT_FORMS);
 	printf("\n");
 	before = now;
@@ -182,6 +184,7 @@ struct step step_at(const struct outcome *outcome, int index)
 	line = read_counts(line, step.launches, LAUNCHES);
 	line = read_counts(line, &step.written, 1);
 	line = read_counts(line, step.uses, QS_KEPT_FORMS);
+	line = read_counts(line, step.escapes, QS_KEPT_FORMS);
 	read_counts(line, step.bytes, QS_KEPT_FORMS);
 	return step;
 }

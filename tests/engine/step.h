@@ -35,12 +35,13 @@ enum form {
 };
 
 struct step {
-	double sqnr;               /* dB against fp64 of what the operands are now        */
-	long spoilt;               /* product_spoilt_exactly()                            */
-	long launches[LAUNCHES];   /* since the step before                               */
-	long written;              /* bytes of quantised operands, since the step before  */
-	long uses[QS_KEPT_FORMS];  /* products with a kept copy, since the step before    */
-	long bytes[QS_KEPT_FORMS]; /* kept now                                            */
+	double sqnr;                 /* dB against fp64 of what the operands are now        */
+	long spoilt;                 /* product_spoilt_exactly()                            */
+	long launches[LAUNCHES];     /* since the step before                               */
+	long written;                /* bytes of quantised operands, since the step before  */
+	long uses[QS_KEPT_FORMS];    /* products with a kept copy, since the step before    */
+	long escapes[QS_KEPT_FORMS]; /* found changed and told, since the step before      */
+	long bytes[QS_KEPT_FORMS];   /* kept now                                            */
 };
 
 /* ---- in scenes ----------------------------------------------------------------------------------

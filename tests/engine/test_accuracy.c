@@ -334,6 +334,25 @@ START_TEST(fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate)
 }
 END_TEST
 
+/* Slower than fp8, which must be accurate to be taken. */
+START_TEST(a_faster_algorithm_takes_the_place_of_inaccurate_fp8)
+{
+	char policy[256];
+	struct times times = fast;
+	times.wide = 900;
+	const bool taken = !strcmp(measured[_i].action, "native");
+	snprintf(policy, sizeof policy, MEASURED "%sdefault.action=auto", measured[_i].policy);
+	run_scene(&outcome, SHIMMED, with(policy, times, measured[_i].error), "large", "1", "3",
+	          NULL);
+	ck_decision(taken ? "bf16" : "fp8", "auto");
+	ck_assert_str_eq(only_decision(&outcome)->scale, measured[_i].scale);
+	if (taken)
+		ck_assert_str_eq(only_decision(&outcome)->detail,
+		                 "bf16 900.0 us, native 1000.0 us");
+	ck_assert_uint_eq(total_replaced(&outcome), 1);
+}
+END_TEST
+
 /* A demanded action is measured in use only. */
 START_TEST(a_demanded_action_is_taken_anyway)
 {
@@ -406,6 +425,8 @@ int main(int argc, char **argv)
 	tcase_add_test(tcase, nf4_that_there_is_no_memory_to_measure_is_not_taken);
 	tcase_add_loop_test(tcase, what_is_accurate_enough_is_taken_and_says_its_times, 0, 2);
 	tcase_add_loop_test(tcase, fp8_is_taken_by_rows_or_not_at_all_if_it_is_not_accurate, 0,
+	                    LARGE_ROWS);
+	tcase_add_loop_test(tcase, a_faster_algorithm_takes_the_place_of_inaccurate_fp8, 0,
 	                    LARGE_ROWS);
 	tcase_add_test(tcase, a_demanded_action_is_taken_anyway);
 	tcase_add_test(tcase, what_could_not_be_measured_is_checked_at_its_first_use);

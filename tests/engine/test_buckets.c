@@ -289,7 +289,7 @@ START_TEST(one_of_several_threads_measures_at_the_third_use)
 {
 	run_scene(&outcome, SHIMMED, with(AUTO, fp8_faster, IDLE), "threads", NULL);
 	ck_assert_int_eq(outcome.exit, 0);
-	ck_assert_int_eq(count("call0", "heuristics"), 2);
+	ck_assert_int_eq(count("call0", "heuristics"), 4); /* of fp8 and of bf16 */
 	ck_assert_uint_eq(total_replaced(&outcome), THREADS - 2);
 	ck_assert_int_eq(decisions_for("fp8"), 1);
 }
@@ -409,14 +409,20 @@ START_TEST(rows_are_those_of_buckets)
 }
 END_TEST
 
-/* What does not fit another count is not timed again; the count itself is. */
-START_TEST(an_algorithm_that_another_count_lacks_is_replaced_by_the_first)
+/* None that cuBLASLt offers, in every row. */
+static void spoil_algorithms(void)
 {
-	run_kept(fp8_faster, "4096 4096 4096");
 	char *at = strstr(content(), "algorithm = ");
 	for (; at; at = strstr(at + 1, "algorithm = "))
 		memcpy(at + strlen("algorithm = "), "0123456789abcdef", 16);
 	write_file(text);
+}
+
+/* What does not fit another count is not timed again; the count itself is. */
+START_TEST(an_algorithm_that_another_count_lacks_is_replaced_by_the_first)
+{
+	run_kept(fp8_faster, "4096 4096 4096");
+	spoil_algorithms();
 	run_kept(fp8_faster, "4000 4000");
 	ck_calls("ff");
 	ck_assert_int_eq(decisions_for("fp8"), 1);
@@ -448,20 +454,54 @@ START_TEST(a_pin_of_one_count_goes_before_its_bucket)
 }
 END_TEST
 
-START_TEST(a_pinned_range_goes_before_what_was_measured_of_one_count)
+/* Another text in the place of one, wherever it is in the file. */
+static void replace_all(const char *old, const char *new)
 {
-	static char all[sizeof text];
-	run_kept(fp8_faster, "4096 4096 4096");
-	/* as earlier versions wrote them */
-	for (char *from = content(), *to = all, *key; *from; from = key) {
-		key = strstr(from, "3946..4931");
-		const size_t length = key ? (size_t)(key - from) : strlen(from);
+	static char all[2 * sizeof text];
+	for (char *from = content(), *to = all, *at; *from; from = at) {
+		at = strstr(from, old);
+		const size_t length = at ? (size_t)(at - from) : strlen(from);
 		memcpy(to, from, length);
 		to += length;
-		to = stpcpy(to, key ? "4096" : "");
-		key = key ? key + strlen("3946..4931") : from + length;
+		to = stpcpy(to, at ? new : "");
+		at = at ? at + strlen(old) : from + length;
 	}
 	write_file(all);
+}
+
+/* Neither is pinned. */
+START_TEST(a_row_of_one_count_goes_before_its_bucket)
+{
+	static char before[sizeof text], all[2 * sizeof text];
+	run_kept(fp8_faster, "4096 4096 4096");
+	snprintf(before, sizeof before, "%s", content());
+	replace_all("3946..4931", "4000");
+	replace_all("native_us = 1000", "native_us = 500");
+	snprintf(all, sizeof all, "%s%s", content(), before);
+	write_file(all);
+	run_kept(fp8_faster, "4000 4096");
+	ck_calls("ns");
+	ck_decided("n=4000", "native", "not-faster",
+	           "fp8 400.0 + 200.0 us, native 500.0 us, at 4096 tokens");
+}
+END_TEST
+
+/* It is no other count's, so it is not only the algorithm that is in doubt. */
+START_TEST(a_row_of_one_count_without_its_algorithm_is_measured_anew)
+{
+	run_kept(fp8_faster, "4096 4096 4096");
+	replace_all("3946..4931", "4096");
+	replace_all("tokens = 4096\n", "");
+	spoil_algorithms();
+	run_kept(fp8_faster, "4096 4096");
+	ck_calls("ts");
+}
+END_TEST
+
+START_TEST(a_pinned_range_goes_before_what_was_measured_of_one_count)
+{
+	run_kept(fp8_faster, "4096 4096 4096");
+	replace_all("3946..4931", "4096"); /* as earlier versions wrote them */
 	run_kept(fp8_slower, "4096 4000");
 	ck_calls("sn");
 	pin(KEY("3946..4931"), "native", "");
@@ -493,6 +533,8 @@ static void add_buckets(TCase *tcase)
 	tcase_add_test(tcase, rows_are_those_of_buckets);
 	tcase_add_test(tcase, an_algorithm_that_another_count_lacks_is_replaced_by_the_first);
 	tcase_add_test(tcase, a_pin_of_one_count_goes_before_its_bucket);
+	tcase_add_test(tcase, a_row_of_one_count_goes_before_its_bucket);
+	tcase_add_test(tcase, a_row_of_one_count_without_its_algorithm_is_measured_anew);
 	tcase_add_test(tcase, a_pinned_range_goes_before_what_was_measured_of_one_count);
 }
 

@@ -96,7 +96,7 @@ static int rows_in_file(void)
 	return found;
 }
 
-/* Gives the lines of this name another value in every row. */
+/* Gives the lines of this name another value in every row; NULL = takes them out. */
 static void edit(const char *name, const char *value)
 {
 	static char all[2 * sizeof text];
@@ -107,9 +107,9 @@ static void edit(const char *name, const char *value)
 		ck_assert_ptr_nonnull(end);
 		const bool here = !strncmp(line, name, length) && line[length] == ' ';
 		met |= here;
-		if (here)
+		if (here && value)
 			used += (size_t)sprintf(all + used, "%s = %s\n", name, value);
-		else
+		else if (!here)
 			used += (size_t)sprintf(all + used, "%.*s\n", (int)(end - line), line);
 	}
 	ck_assert_msg(met, "no line of %s", name);
@@ -158,18 +158,19 @@ static const struct {
 	const char *action;
 	int rows; /* in the file: times of each product, and again with its error */
 } runs[] = {
-        {"bf16", SMALL, KEEP("default.action=bf16"), {1000, 1000, 800, 0}, "bf16", 1},
-        {"bf16 slower", SMALL, KEEP("default.action=bf16"), {1000, 1000, 990, 0}, "native", 1},
-        {"bf16 exact", SMALL, KEEP("default.action=bf16"), {1030, 0, 1000, 0}, "bf16", 1},
-        {"fp8", SMALL, KEEP("default.action=fp8"), {1000, 1000, 800, 0}, "fp8", 1},
-        {"fp8 anyway", SMALL, KEEP("default.action=fp8"), {500, 1000, 800, 0}, "fp8", 1},
-        {"auto", LARGE, KEEP("default.action=auto"), {900, 500, 400, 100}, "fp8", 4},
-        {"auto slower", LARGE, KEEP("default.action=auto"), {600, 500, 400, 100}, "native", 2},
-        {"nf4", TOKENS, KEEP("default.action=nf4"), {1000, 500, 400, 100}, "nf4", 1},
+        {"bf16", SMALL, KEEP("default.action=bf16"), {1000, 1000, 800, 0, 0}, "bf16", 1},
+        {"bf16 slower", SMALL, KEEP("default.action=bf16"), {1000, 1000, 990, 0, 0}, "native", 1},
+        {"bf16 exact", SMALL, KEEP("default.action=bf16"), {1030, 0, 1000, 0, 0}, "bf16", 1},
+        {"fp8", SMALL, KEEP("default.action=fp8"), {1000, 1000, 800, 0, 0}, "fp8", 1},
+        {"fp8 anyway", SMALL, KEEP("default.action=fp8"), {500, 1000, 800, 0, 0}, "fp8", 1},
+        {"auto", LARGE, KEEP("default.action=auto"), {900, 500, 400, 100, 0}, "fp8", 6},
+        {"auto slower", LARGE, KEEP("default.action=auto"), {600, 500, 400, 100, 0}, "native", 4},
+        {"auto in bf16", LARGE, KEEP("default.action=auto"), {900, 500, 400, 100, 550}, "bf16", 6},
+        {"nf4", TOKENS, KEEP("default.action=nf4"), {1000, 500, 400, 100, 0}, "nf4", 1},
         {"nf4 if faster",
          TOKENS,
          KEEP("default.action=nf4;default.strategy=performant"),
-         {600, 500, 450, 100},
+         {600, 500, 450, 100, 0},
          "native",
          1},
 };
@@ -306,6 +307,32 @@ START_TEST(a_row_without_times_is_measured_anew)
 }
 END_TEST
 
+/* Which a pin makes an order. */
+START_TEST(a_row_says_what_was_faster)
+{
+	static const char *const faster[] = {"bf16", "native", "bf16", "fp8", "native"};
+	char line[32];
+	run_row(_i);
+	ck_assert_int_eq(rows_in_file(), 1);
+	snprintf(line, sizeof line, "\naction = %s\n", faster[_i]);
+	ck_assert_msg(strstr(text, line), "%s: %s", runs[_i].name, text);
+}
+END_TEST
+
+START_TEST(a_row_has_the_tokens_of_a_product_with_a_role)
+{
+	char set[512];
+	run_row(0);
+	ck_assert_ptr_nonnull(strstr(content(), "\ntokens = 48\n"));
+	write_file("");
+	snprintf(set, sizeof set, KEEP("default.action=bf16") "%s", path);
+	run_scene(&outcome, SHIMMED, with(set, second_faster, NULL), "calls", "2", "1", NULL);
+	ck_timed("call0");
+	ck_assert_ptr_nonnull(strstr(content(), "\nkey = NN m=64 n=48 k=128 "));
+	ck_assert_ptr_null(strstr(text, "\ntokens"));
+}
+END_TEST
+
 /* ---- pins ------------------------------------------------------------------------------------ */
 
 static void pin(const char *action, const char *measured)
@@ -411,13 +438,18 @@ END_TEST
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static void run_one_large(const char *policy)
+static void run_one_large_with(const char *policy, const char *knob, const char *count)
 {
 	char set[512];
-	const struct times times = {900, 500, 400, 100};
+	const struct times times = {900, 500, 400, 100, 0};
 	snprintf(set, sizeof set, "%s;" KEEPING "%s", policy, path);
-	run_scene(&outcome, SHIMMED, with(set, times, IDLE), "large", "1", uses(), NULL);
+	run_scene(&outcome, SHIMMED, with(set, times, knob), "large", "1", count, NULL);
 	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
+}
+
+static void run_one_large(const char *policy)
+{
+	run_one_large_with(policy, IDLE, uses());
 }
 
 /* The emulation's idle products are all zero, which is no error: others are written by hand. */
@@ -460,6 +492,70 @@ START_TEST(known_error_decides_where_there_is_one_scaling_only)
 }
 END_TEST
 
+/* A pin of the row is to do what its error allows. */
+START_TEST(an_error_that_is_just_allowed_is_allowed)
+{
+	run_one_large("default.action=auto;default.min_sqnr=200");
+	ck_decision("fp8", "auto");
+	char *last = strstr(content(), "\nsqnr = 200\n");
+	ck_assert_ptr_nonnull(last);
+	*strstr(last, "\n\n") = '\0'; /* a row of bf16 follows */
+	ck_assert_ptr_nonnull(strstr(last, "\naction = fp8"));
+}
+END_TEST
+
+/* Noise ten times the product. */
+START_TEST(an_error_below_0_db_is_kept)
+{
+	static const char *const tensor = "default.action=auto;default.scale=tensor";
+	for (int i = 0; i < 2; i++) {
+		run_one_large_with(tensor, "SOFTCUDA_FP8_ERROR=1000", uses());
+		ck_decision("native", "sqnr");
+		ck_assert_int_eq(rows_in_file(), 3); /* of fp8 and its error, of bf16 */
+	}
+	ck_native("call0");
+	char *last = strstr(content(), "\nsqnr = 0\n");
+	ck_assert_ptr_nonnull(last);
+	ck_assert_ptr_nonnull(strstr(last, "\naction = native\n"));
+}
+END_TEST
+
+/* What is left to measure waits for the third use, as if nothing were known. */
+/* Such as what a version that measured fp8 alone has left. */
+START_TEST(a_file_without_rows_of_bf16_is_completed)
+{
+	run_one_large("default.action=auto");
+	char *last = strstr(content(), "\nmeasured = bf16\n");
+	ck_assert_ptr_nonnull(last);
+	while (strncmp(last, "\n[product]\n", 11) != 0)
+		last--;
+	last[1] = '\0';
+	write_file(text);
+	ck_assert_int_eq(rows_in_file(), 2);
+	run_one_large_with("default.action=auto", IDLE, "2");
+	ck_decision("native", "untuned");
+	run_one_large_with("default.action=auto", IDLE, "3");
+	ck_decision("fp8", "auto");
+	ck_assert_int_eq(rows_in_file(), 3);
+}
+END_TEST
+
+START_TEST(what_is_known_in_part_is_measured_at_the_third_use)
+{
+	run_one_large("default.action=auto");
+	edit(_i ? "ours_us" : "sqnr", _i ? "0" : NULL);
+	run_one_large_with("default.action=auto", IDLE, "2");
+	ck_native("call0");
+	ck_decision("native", "untuned");
+	ck_assert_int_eq(rows_in_file(), 3);
+	run_one_large_with("default.action=auto", IDLE, "3");
+	ck_decision("fp8", "auto");
+	ck_assert_int_gt(rows_in_file(), 3);
+	run_one_large_with("default.action=auto", IDLE, "1");
+	ck_second("call0");
+}
+END_TEST
+
 START_TEST(a_pin_overrules_a_known_error)
 {
 	run_one_large("default.action=auto;default.scale=tensor");
@@ -475,6 +571,10 @@ static void add_errors(TCase *tcase)
 	tcase_add_test(tcase, measured_error_is_kept);
 	tcase_add_test(tcase, rows_are_tried_where_one_scale_is_known_to_be_too_coarse);
 	tcase_add_test(tcase, known_error_decides_where_there_is_one_scaling_only);
+	tcase_add_test(tcase, an_error_that_is_just_allowed_is_allowed);
+	tcase_add_test(tcase, an_error_below_0_db_is_kept);
+	tcase_add_test(tcase, a_file_without_rows_of_bf16_is_completed);
+	tcase_add_loop_test(tcase, what_is_known_in_part_is_measured_at_the_third_use, 0, 2);
 	tcase_add_test(tcase, a_pin_overrules_a_known_error);
 }
 
@@ -487,6 +587,8 @@ static void add_runs(TCase *tcase)
 	tcase_add_loop_test(tcase, what_another_machine_measured_is_measured_again, 0, 5);
 	tcase_add_test(tcase, an_algorithm_that_is_not_offered_is_chosen_anew);
 	tcase_add_loop_test(tcase, a_row_without_times_is_measured_anew, 0, 2);
+	tcase_add_loop_test(tcase, a_row_says_what_was_faster, 0, 5);
+	tcase_add_test(tcase, a_row_has_the_tokens_of_a_product_with_a_role);
 }
 
 static void add_pins(TCase *tcase)

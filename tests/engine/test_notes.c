@@ -3,6 +3,8 @@
 #include "child.h"
 #include "product.h"
 
+#include "softcuda/softcuda.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -58,11 +60,30 @@ static int nothing(int argc, char **argv)
 	return 0;
 }
 
+/* A weight that is kept, with few tokens and with many; what the device has less since. */
+static int memory(int argc, char **argv)
+{
+	static const struct product uses[] = {{.ta = T_, .m = 4096, .n = 8, .k = 1024},
+	                                      {.ta = T_, .m = 4096, .n = 80, .k = 1024}};
+	struct session session;
+	struct made made[2];
+	(void)argc, (void)argv;
+	session_open(&session);
+	for (uint64_t i = 0; i < 2; i++)
+		product_make(&made[i], &uses[i], i);
+	made[1].da = made[0].da;
+	const long before = softcuda_get("bytes");
+	for (int i = 0; i < 8; i++) {
+		must((int)product_call(&made[i % 2], &session), "product");
+		must((int)cudaDeviceSynchronize(), "synchronise");
+	}
+	printf("taken %ld\n", softcuda_get("bytes") - before);
+	return 0;
+}
+
 const struct scene scenes[] = {
-        {"products", products},
-        {"endless", endless},
-        {"nothing", nothing},
-        {NULL, NULL},
+        {"products", products}, {"memory", memory}, {"endless", endless},
+        {"nothing", nothing},   {NULL, NULL},
 };
 
 static struct outcome outcome;
@@ -209,6 +230,31 @@ START_TEST(summary_lists_shape_calls_action_reason_and_bytes)
 }
 END_TEST
 
+/* By form, and all of it, as the device has it. */
+START_TEST(summary_tells_all_memory_that_is_ours)
+{
+	static const char *const actions[] = {"nf4", "fp8"};
+	char set[128];
+	double all = -1, kept = -1, rest = -1;
+	snprintf(set, sizeof set,
+	         "QSHIM_SET=tune.budget_ms=0;default.action=%s;cache.validity=verified",
+	         actions[_i]);
+	const char *const env[] = {set, "SOFTCUDA_IDLE_PRODUCTS=1", "QSHIM_SUMMARY=1",
+	                           "QSHIM_QUIET=1", NULL};
+	run_scene(&outcome, SHIMMED, env, "memory", NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_assert_int_eq(sscanf(table_line(" of device memory "),
+	                        "qshim: %lf MiB of device memory beside the program's own: %lf MiB "
+	                        "of kept weights, %lf MiB to work in",
+	                        &all, &kept, &rest),
+	                 3);
+	ck_assert_double_eq_tol(all, printed(&outcome, "taken") / (1 << 20), 0.051);
+	ck_assert_double_eq_tol(all, kept + rest, 0.11);
+	ck_assert_double_gt(kept, _i ? 7.9 : 2); /* of 8 MiB in bf16 */
+	ck_assert_double_gt(rest, 1);
+}
+END_TEST
+
 START_TEST(summary_can_be_switched_off)
 {
 	static const char *const env[] = {FORCE, "QSHIM_SUMMARY=0", "QSHIM_QUIET=1", NULL};
@@ -230,6 +276,7 @@ int main(int argc, char **argv)
 	tcase_add_test(tcase, files_are_complete_after_SIGKILL);
 	tcase_add_test(tcase, program_without_products_leaves_nothing);
 	tcase_add_test(tcase, summary_lists_shape_calls_action_reason_and_bytes);
+	tcase_add_loop_test(tcase, summary_tells_all_memory_that_is_ours, 0, 2);
 	tcase_add_test(tcase, summary_can_be_switched_off);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);

@@ -149,17 +149,20 @@ const struct times second_slower = {.product = 1000, .fp8 = 1000, .second = 1300
 
 const char *const *with(const char *policy, struct times times, const char *more)
 {
-	static char text[5][256];
-	static const char *env[7];
+	static char text[6][256];
+	static const char *env[8];
+	const bool is_auto = strstr(policy, "action=auto");
 	snprintf(text[0], sizeof text[0], "QSHIM_SET=%s", policy);
 	snprintf(text[1], sizeof text[1], "SOFTCUDA_PRODUCT_US=%ld", times.product);
 	snprintf(text[2], sizeof text[2], "SOFTCUDA_FP8_US=%ld", times.fp8);
 	snprintf(text[3], sizeof text[3], "SOFTCUDA_SECOND_US=%ld", times.second);
 	snprintf(text[4], sizeof text[4], "SOFTCUDA_KERNEL_US=%ld", times.kernel);
-	for (int i = 0; i < 5; i++)
+	snprintf(text[5], sizeof text[5], "SOFTCUDA_WIDE_SECOND_US=%ld",
+	         times.wide || !is_auto ? times.wide : times.product);
+	for (int i = 0; i < 6; i++)
 		env[i] = text[i];
-	env[5] = more;
-	env[6] = NULL;
+	env[6] = more;
+	env[7] = NULL;
 	return env;
 }
 

@@ -84,11 +84,12 @@ class Worker:
 
 
 def rows_of(line):
-    """Rows that a decision leaves in the file: the times, and once these win the error too."""
-    if (line["action"], line["reason"]) == ("fp8", "auto"):
-        return 2
+    """The fewest and most rows that a decision leaves in the file: the times of fp8, where these beat
+    the program's own its error, and the times of bf16. Which of the two bf16 beat is not told."""
+    if line["reason"] == "auto":
+        return {"fp8": (3, 3), "bf16": (2, 3)}[line["action"]]
     assert line["reason"] == "not-faster", f"not measured: {line}"
-    return 1
+    return 2, 2
 
 
 def by_width(rows):
@@ -97,12 +98,14 @@ def by_width(rows):
 
 def judge_writers(rows, decided):
     """What is wrong with a file of several processes; `decided` of each."""
-    wanted, wrong = collections.Counter(), []
+    least, most, wrong = collections.Counter(), collections.Counter(), []
     for of_process in decided:
         for width, line in of_process.items():
-            wanted[width] += rows_of(line)
-    if by_width(rows) != wanted:
-        wrong.append(f"rows by width: {dict(by_width(rows))}, measured: {dict(wanted)}")
+            least[width] += rows_of(line)[0]
+            most[width] += rows_of(line)[1]
+    found = by_width(rows)
+    if not least <= found <= most:
+        wrong.append(f"rows by width: {dict(found)}, measured: {dict(least)} to {dict(most)}")
     texts = collections.Counter(json.dumps(row, sort_keys=True) for row in rows)
     wrong += [f"written twice: {text}" for text, times in texts.items() if times > 1]
     return wrong

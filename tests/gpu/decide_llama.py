@@ -3,7 +3,8 @@
 The same program six times: plain, twice; under the default policy with an empty tuned file; again
 with that file; and in shadow mode with layers named, once by torch modules and once by NVTX ranges.
 Tuning must cost less than 5 s and 1 GiB: what the first of the two runs takes more than the other.
-The second must measure nothing (no row is added to the file) and decide the same. Shadow mode must
+The second must measure nothing (no row is added to the file) and decide the same, and the memory that
+its summary claims must be what the device has less than natively, but for kernels. Shadow mode must
 return the same losses, bit for bit, as two plain runs do, and, fp8 being asked for, say of every
 linear layer what it would have done: the default leaves k and v of this model native, as too small.
 Runs without the preload itself.
@@ -18,6 +19,7 @@ from support import bare_environment, decisions, library, need, preloaded, repor
 
 STEPS, LAYERS = 16, 4
 MOST_S, MOST_BYTES = 5, 1 << 30
+KERNELS = 512 << 20  # bytes of other kernels that cuBLASLt loads, and of the program's own luck
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -74,7 +76,7 @@ def run(folder, tuned=None, shadow=None):
         command = [pathlib.Path(library()).parent / "qshim", "run", "-m", "shadow",
                    f"--labels={shadow}", "-o", folder, "--", *command]
     elif tuned:
-        env = preloaded(folder, QSHIM_SET=f"tune.file={tuned}")
+        env = preloaded(folder, QSHIM_SET=f"tune.file={tuned}", QSHIM_SUMMARY="1")
     # Or products may add in any order, too.
     return report(command, env | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
@@ -82,6 +84,13 @@ def run(folder, tuned=None, shadow=None):
 def decided(folder):
     """Key -> what became of it, in the end."""
     return {line["key"]: line["action"] for line in decisions(folder)}
+
+
+def claimed(said):
+    """Bytes of device memory that the summary says are qshim's."""
+    found = re.search(r"^qshim: ([\d.]+) MiB of device memory", said, re.MULTILINE)
+    assert found, f"the summary says nothing of memory: {said[:400]}"
+    return float(found[1]) * 2**20
 
 
 def rows(file):
@@ -106,12 +115,14 @@ def show_tuning(folder, plain):
     file = folder / "tuned.ini"
     first, _ = run(folder / "first", tuned=file)
     known = rows(file)
-    second, _ = run(folder / "second", tuned=file)
+    second, said = run(folder / "second", tuned=file)
+    more, claim = second["bytes"] - plain["bytes"], claimed(said)
     cost, taken = first["seconds"] - second["seconds"], first["bytes"] - second["bytes"]
     print(f"tuning: {len(known)} rows, {cost:.2f} s, {mib(taken)}; second run: "
-          f"{len(rows(file)) - len(known)} rows more, {mib(second['bytes'] - plain['bytes'])} more than "
-          "natively")
+          f"{len(rows(file)) - len(known)} rows more, {mib(more)} more than natively, "
+          f"{mib(claim)} by the summary")
     assert known, "nothing was measured"
+    assert 0 < claim and abs(more - claim) < KERNELS, "the summary's memory is not the device's"
     assert cost < MOST_S and taken < MOST_BYTES, "tuning costs too much"
     assert rows(file) == known, "the second run measured again"
     assert decided(folder / "first") == decided(folder / "second"), "the second run decided otherwise"

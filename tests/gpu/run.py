@@ -33,12 +33,14 @@ PROGRAMS = {
     "cupy_matmul": FP8,
     "epoch_profiler": PARENT,
     "stale_weights": PARENT,
+    "stale_nccl": PARENT,
     "off_identical": PARENT,
     "llama_reuse": PARENT,
     "decide_llama": PARENT,
     "decide_outliers": PARENT,
     "decide_file": PARENT,
     "decide_roles": PARENT,
+    "decide_live": PARENT,
     "gpt_ab": PARENT,
 }
 

@@ -4,12 +4,14 @@ Each case makes products until the weight is really kept (a case in which it nev
 changes it, and compares the products that follow with fp64 of the weight as it then is. The error of
 every output column must be that of the format; the weight as it was would be at least 10 dB worse in
 one, which is checked too. Nothing reads the weight between the change and these products: a read
-would have it verified. Run for NF4 and fp8, at both levels, with few tokens and with many, each in a
-process of its own. A case that failed says which products since its last weight was kept were left
-to cuBLAS, and what became of the copies.
+would have it verified. Run for NF4 and fp8, at both levels, forward with few tokens and with many
+and backward (dX), each in a process of its own, and again where PyTorch maps its memory piece by
+piece. A case that failed says which products since its last weight was kept were left to cuBLAS, and
+what became of the copies.
 
 Usage: stale_weights.py, as run.py does, without the preload; or under a preload, with QSHIM_OUT set
-and the policy chosen, stale_weights.py ACTION LEVEL TOKENS [CASE...].
+and the policy chosen, stale_weights.py ACTION LEVEL SHAPE [CASE...], where SHAPE is the tokens of a
+forward product, or dX.
 """
 import collections
 import concurrent.futures
@@ -24,16 +26,22 @@ import sys
 import tempfile
 import threading
 
-from support import ROOT, bare_environment, counters, decisions, kept, need
+from support import ROOT, bare_environment, counters, decisions, escaped, kept, need
 
 WIDTH, OUT = 2048, 1024
 MOST = 200    # products of one weight after which it must be kept
 SETTLE = 4    # more of them that use the copy, until what has read the weight is forgotten
 USES = 6      # products after a change
 LATE = 64     # products after which a write that nothing announced is found
+NOT_SUPPORTED = 801  # cudaErrorNotSupported
 LIMIT = {"nf4": 11.0, "fp8": 18.0}  # dB of the worst column with 32 tokens; the mean is 20 and 28
 APART = 10.0  # dB by which the weight as it was is worse
-SETTINGS = list(itertools.product(LIMIT, ("tracked", "verified"), (32, 512)))
+BACKWARD = "dX"
+SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF"  # PyTorch's variable, by which its memory may be mapped
+MAPPED = {SEGMENTS: "expandable_segments:True"}
+SETTINGS = [(*chosen, {})
+            for chosen in itertools.product(LIMIT, ("tracked", "verified"), (32, 512, BACKWARD))]
+SETTINGS += [("nf4", "tracked", 32, MAPPED), ("fp8", "tracked", BACKWARD, MAPPED)]
 KERNELS = "QS_TEST_STALE_KERNELS"  # the library built from stale_kernels.cu
 MESSAGES = "QS_TEST_STALE_MESSAGES"  # the file that this process's stderr is
 
@@ -85,9 +93,10 @@ class Trial:
     """The products of one setting. Weights are held to the end unless told otherwise: each has an
     address that no weight had before."""
 
-    def __init__(self, action, level, tokens):
-        self.limit, self.level = LIMIT[action], level
-        self.x, self.held = random(tokens, WIDTH), []
+    def __init__(self, action, level, shape):
+        self.limit, self.level, self.held = LIMIT[action], level, []
+        self.backward, self.gradients = shape == BACKWARD, {}
+        self.x = None if self.backward else random(int(shape), WIDTH)
         self.mark()
 
     def mark(self):
@@ -107,8 +116,25 @@ class Trial:
         w = random(out, WIDTH)
         return self.hold(w) if hold else w
 
+    def gradient(self, w):
+        """dY, of as many tokens as the weight has rows: one 1 or -1 for each, so that each row of
+        dX tells of one row of the weight."""
+        if len(w) not in self.gradients:
+            signs = torch.randn(len(w), device="cuda").sign()
+            self.gradients[len(w)] = torch.diag(signs).bfloat16()
+        return self.gradients[len(w)]
+
     def product(self, w):
+        """With a column for each row of the weight."""
+        if self.backward:
+            return torch.mm(self.gradient(w), w).t()
         return torch.nn.functional.linear(self.x, w)
+
+    def exact(self, w):
+        """The product in float64."""
+        if self.backward:
+            return torch.mm(self.gradient(w).double(), w.double()).t()
+        return self.x.double() @ w.double().t()
 
     def is_kept(self, w):
         """Makes a product: did it use a kept operand?"""
@@ -132,12 +158,12 @@ class Trial:
 
     def compare(self, results, w, old=None):
         """Every result must be the product with the weight as it is now, and `old` must not do."""
-        exact = self.x.double() @ w.double().t()
+        exact = self.exact(w)
         found = [worst(result, exact) for result in results]
         for number, db in enumerate(found):
             assert db >= self.limit, f"product {number} after the change: {db:.1f} dB"
         if old is not None:
-            stale = worst(self.x.double() @ old.double().t(), exact)
+            stale = worst(self.exact(old), exact)
             limit = min(self.limit, min(found) - APART)
             assert stale < limit, f"the change is too small: stale is {stale:.1f} dB"
 
@@ -196,7 +222,7 @@ def load_state_dict(w):
 
 
 def from_pinned(w):
-    w.copy_(random(*w.shape).cpu().pin_memory(), non_blocking=True)
+    rows_of(w).copy_(random(ROWS, WIDTH).cpu().pin_memory(), non_blocking=True)
 
 
 def batched(w):
@@ -251,16 +277,17 @@ def kernels():
     return ctypes.CDLL(os.environ[KERNELS])
 
 
-def halve(name, address, first, count):
-    """Runs a kernel of the library on `count` elements from `first` on."""
+def call(name, *arguments):
+    """Calls a function of the library, with addresses and numbers, in the current stream."""
     stream = torch.cuda.current_stream().cuda_stream
-    status = kernels()[name](ctypes.c_void_p(address), ctypes.c_long(first), ctypes.c_long(count),
-                             ctypes.c_void_p(stream))
+    status = kernels()[name](*map(ctypes.c_long, (*arguments, stream)))
+    if status == NOT_SUPPORTED:
+        raise Skipped(f"{name} is not supported here")
     assert status == 0, f"{name}: CUDA error {status}"
 
 
 def by_kernel(name):
-    return changed(lambda w: halve(name, w.data_ptr(), 0, w.numel()))
+    return changed(lambda w: call(name, w.data_ptr(), 0, w.numel()))
 
 
 def by_table(first, count):
@@ -269,9 +296,62 @@ def by_table(first, count):
         w = trial.weight()
         table = torch.tensor([0, w.data_ptr()], device="cuda")
         old = trial.keep(w)
-        halve("halve_by_table", table.data_ptr(), first, count)
+        call("halve_by_table", table.data_ptr(), first, count)
         trial.check(w, old, late=LATE if trial.level == "tracked" else 0)
+        told = sum(escaped(pid=os.getpid()).values())
+        assert (told > 0) == (trial.level == "tracked"), f"the host was told {told} times"
     return case
+
+
+# ---- copies and fills that PyTorch has no call for ----------------------------------------------
+# Of a few rows: a product that follows would hardly look at them by itself.
+
+FIRST, ROWS = 700, 2
+
+
+def rows_of(w):
+    return w[FIRST:FIRST + ROWS]
+
+
+def by_memset(w):
+    call("clear_by_memset", w.data_ptr(), FIRST * WIDTH, ROWS * WIDTH)
+
+
+def copied(copy):
+    """The case of rows that `copy` writes from others, in a stream of its own: some copies refuse
+    the one that all share."""
+    def case(trial):
+        w, source = trial.weight(), trial.hold(random(ROWS, WIDTH))
+        old = trial.keep(w)
+        on_other_stream(lambda: copy(rows_of(w), source))
+        trial.check(w, old)
+    return case
+
+
+def by_peer(rows, source):
+    """From another device where there is one."""
+    if torch.cuda.device_count() > 1:
+        source = source.to("cuda:1")
+        torch.cuda.synchronize("cuda:1")
+    call("copy_by_peer", rows.data_ptr(), rows.device.index, source.data_ptr(),
+         source.device.index, rows.nbytes)
+    torch.cuda.current_stream().synchronize()  # a source on the other device goes now
+
+
+def by_batch(rows, source):
+    call("copy_by_batch", rows.data_ptr(), source.data_ptr(), rows.nbytes)
+
+
+def columns_by(name):
+    """All but the last eight columns."""
+    return copied(lambda rows, source: call(name, rows.data_ptr(), source.data_ptr(), 2 * WIDTH,
+                                            2 * (WIDTH - 8), ROWS))
+
+
+def from_other_device(w):
+    if torch.cuda.device_count() < 2:
+        raise Skipped("there is one device only")
+    rows_of(w).copy_(random(ROWS, WIDTH).to("cuda:1"))
 
 
 # ---- addresses ----------------------------------------------------------------------------------
@@ -293,15 +373,15 @@ def lone_weight(trial):
     return trial.weight(4 * OUT, hold=False)
 
 
-def recycled(fill):
+def recycled(fill, rows=4 * OUT):
     """PyTorch's allocator gives the address again, and the driver is told nothing."""
     def case(trial):
         w = lone_weight(trial)
         old, address = trial.keep(w), w.data_ptr()
         del w
-        w = at_address(address, 4 * OUT, WIDTH)
+        w = at_address(address, rows, WIDTH)
         fill(w)
-        trial.check(w, old)
+        trial.check(w, old[:rows])
     return case
 
 
@@ -403,6 +483,39 @@ def updated_by_graph(trial):
         old = trial.keep(w)
         graph.replay()
         trial.check(w, old)
+
+
+def copied_by_graph(trial):
+    """The graph's node is a copy, and no kernel."""
+    w, source = trial.weight(), trial.hold(random(ROWS, WIDTH))
+    graph, _ = captured(lambda: rows_of(w).copy_(source))
+    old = trial.keep(w)
+    graph.replay()
+    trial.check(w, old)
+
+
+def dropped_under_graph(trial):
+    """The weight is written before each replay, until its copy does not pay and is dropped; the
+    graph still has its address."""
+    w = trial.weight()
+    trial.keep(w)
+    graph, result = captured(lambda: trial.product(w))
+
+    def replay():
+        old = w.clone()
+        w.copy_(random(OUT, WIDTH))
+        graph.replay()
+        trial.compare([result], w, old)
+
+    for _ in range(MOST):
+        replay()
+        trial.is_kept(w)
+        if any("is dropped: changing" in line for line in messages()[trial.told:]):
+            break
+    else:
+        raise AssertionError(f"not dropped in {MOST} replays")
+    for _ in range(SETTLE):
+        replay()
 
 
 def replayed_after_update(trial):
@@ -507,9 +620,10 @@ CASES = OPTIMIZERS | {
     "one element": changed(one_element),
     "one row": changed(one_row),
     "load_state_dict": changed(load_state_dict),
-    "copy_ from the host": changed(lambda w: w.copy_(random(*w.shape).cpu())),
+    "copy_ from the host": changed(lambda w: rows_of(w).copy_(random(ROWS, WIDTH).cpu())),
     "copy_ from pinned memory": changed(from_pinned),
     "copy_ on the device": changed(lambda w: w.copy_(random(*w.shape))),
+    "copy_ of rows on the device": changed(lambda w: rows_of(w).copy_(random(ROWS, WIDTH))),
     "_foreach_copy_": changed(batched),
     "zero_": changed(lambda w: w.zero_()),
     "zero_ of half": changed(lambda w: w[:OUT // 2].zero_()),
@@ -517,7 +631,14 @@ CASES = OPTIMIZERS | {
     "a Triton kernel": changed(by_triton),
     "a kernel of a static runtime": by_kernel("halve_by_argument"),
     "a kernel with the address in a struct": by_kernel("halve_by_struct"),
+    "a memset": changed(by_memset),
+    "a peer copy": copied(by_peer),
+    "copy_ from another device": changed(from_other_device),
+    "a batch of copies": copied(by_batch),
+    "a copy of columns": columns_by("copy_by_rows"),
+    "a copy of a box": columns_by("copy_by_box"),
     "a recycled address": recycled(lambda w: w.normal_()),
+    "a recycled address, fewer rows": recycled(lambda w: w.normal_(), rows=2 * OUT),
     "a recycled address, copied to": recycled(lambda w: w.copy_(random(*w.shape).cpu())),
     "an address freed and allocated again": reallocated,
     "a view with an offset and a leading dimension": strided_view,
@@ -528,18 +649,23 @@ CASES = OPTIMIZERS | {
     "bmm into two weights": batched_product_into,
     "LoRA merged and unmerged": lora,
     "a graph that updates": updated_by_graph,
+    "a graph that copies": copied_by_graph,
     "a graph captured before the update": replayed_after_update,
+    "a graph whose copy is dropped": dropped_under_graph,
     "update and product in one graph": update_and_product_in_one_graph,
     "one graph updates, another multiplies": updates_between_replays_of_two_graphs,
     "swapped on another stream": swapped(on_other_stream),
     "swapped in another thread": swapped(in_other_thread),
     "updated and used on another stream": used_on_other_stream,
-    "a kernel with the address in a table, one row": by_table(5 * WIDTH, WIDTH),
 }
-# A process that found such a write has every weight verified from then on: the one above is the
-# last for this reason, and this one is alone.
+# A process that found such a write has every weight verified from then on: the first of these is the
+# last of the others' process, and the second is alone.
+UNSEEN = {
+    "a kernel with the address in a table, one row": by_table(5 * WIDTH, WIDTH),
+    "a kernel with the address in a table": by_table(0, OUT * WIDTH),
+}
 ALONE = "a kernel with the address in a table"
-CASES[ALONE] = by_table(0, OUT * WIDTH)
+CASES |= UNSEEN
 
 
 def run_case(trial, name):
@@ -548,6 +674,9 @@ def run_case(trial, name):
     try:
         with torch.no_grad():
             CASES[name](trial)
+        if name not in UNSEEN:
+            unseen = [line for line in messages() if "was not seen" in line]
+            assert not unseen, "a write that was seen was taken for one that was not"
         return "ok", ""
     except Skipped as why:
         return "skip", f": {why}"
@@ -556,35 +685,39 @@ def run_case(trial, name):
         return "FAIL", f": {why} ({trial.since()})"
 
 
-def child(action, level, tokens, *names):
+def title(action, level, shape, variables):
+    return f"{action} {level} {shape}{', mapped' if SEGMENTS in variables else ''}"
+
+
+def child(action, level, shape, *names):
     """Runs the cases of one setting, a line each; returns the exit status."""
     torch.manual_seed(0)
-    trial, failed = Trial(action, level, int(tokens)), 0
+    trial, failed, where = Trial(action, level, shape), 0, title(action, level, shape, os.environ)
     for name in names or [case for case in CASES if case != ALONE]:
         word, why = run_case(trial, name)
         failed += word == "FAIL"
-        print(f"{word:4} {action} {level} {tokens}: {name}{why}", flush=True)
+        print(f"{word:4} {where}: {name}{why}", flush=True)
     for decision in decisions():
         if decision["reason"] == "error":
             failed += 1
-            print(f"FAIL {action} {level} {tokens}: a step of qshim failed: {decision}", flush=True)
+            print(f"FAIL {where}: a step of qshim failed: {decision}", flush=True)
     return 1 if failed else 0
 
 
-def setting(action, level, tokens, names, library, folder):
-    """The lines that cases of one setting printed, these or all but ALONE, in a process of its
-    own."""
+def setting(action, level, shape, variables, names, library, folder):
+    """The lines that cases of one setting printed, these or all but ALONE, in a process of its own
+    with these variables."""
     folder.mkdir()
     said = folder / "stderr"
     first = os.environ.get("QS_TEST_PRELOAD_FIRST", "")
-    environment = bare_environment()
+    environment = bare_environment() | variables
     environment |= {
         "LD_PRELOAD": f"{first} {os.environ['QS_TEST_LIBRARY']}".strip(),
         KERNELS: str(library or ""), MESSAGES: str(said), "QSHIM_OUT": str(folder),
         "QSHIM_QUIET": "1", "QSHIM_LOG": "cache",
         "QSHIM_SET": f"tune.budget_ms=0;default.action={action};cache.validity={level}"}
     with said.open("w") as stderr:
-        result = subprocess.run([sys.executable, __file__, action, level, str(tokens), *names],
+        result = subprocess.run([sys.executable, __file__, action, level, str(shape), *names],
                                 text=True, env=environment, stdout=subprocess.PIPE, stderr=stderr)
     print(result.stdout, end="", flush=True)
     for line in said.read_text().splitlines():
@@ -592,7 +725,8 @@ def setting(action, level, tokens, names, library, folder):
             print(line, file=sys.stderr, flush=True)
     lines = result.stdout.splitlines()
     if result.returncode not in (0, 1) or not lines:
-        lines.append(f"FAIL {action} {level} {tokens}: exit status {result.returncode}")
+        lines.append(f"FAIL {title(action, level, shape, variables)}: exit status "
+                     f"{result.returncode}")
     return lines
 
 

@@ -17,9 +17,9 @@ SKIPPED = 77  # exit status, as automake has it
 
 # struct qs_counter of src/note/note.h, after a header of the same size
 SLOT = struct.Struct("<112s32s40s4BId4Q24x")
-# struct qs_counter_header up to the words about kept operands, and those: bytes now, uses so far, and
-# those of them that checked the source
-KEPT = struct.Struct("<120x4Q4Q4Q")
+# struct qs_counter_header up to the words about kept operands, and those: bytes now, uses so far,
+# those of them that checked the source, and how often a use found it changed unannounced
+KEPT = struct.Struct("<120x4Q4Q4Q4Q")
 FORMS = ("fp8", "fp8 turned", "nf4", "fp8 tiles")
 NATIVE, BF16, FP8 = range(3)  # enum qs_action
 UNKNOWN, FWD, DGRAD, WGRAD = range(4)  # enum qs_role
@@ -82,8 +82,13 @@ def checked(folder=None, pid=None):
     return {form: sums[2] for form, sums in kept_words(folder, pid).items()}
 
 
+def escaped(folder=None, pid=None):
+    """Form -> how often a use found that its source had changed and nothing had told."""
+    return {form: sums[3] for form, sums in kept_words(folder, pid).items()}
+
+
 def kept_words(folder, pid):
-    sums = dict.fromkeys(FORMS, (0, 0, 0))
+    sums = dict.fromkeys(FORMS, (0, 0, 0, 0))
     folder = pathlib.Path(folder or os.environ["QSHIM_OUT"])
     for file in sorted(folder.glob(f"counters.*.{pid or '*'}.bin")):
         with file.open("rb") as stream:
@@ -91,7 +96,7 @@ def kept_words(folder, pid):
         if len(header) < KEPT.size:  # being made
             continue
         words = KEPT.unpack(header)
-        for form, *more in zip(FORMS, words[:4], words[4:8], words[8:]):
+        for form, *more in zip(FORMS, words[:4], words[4:8], words[8:12], words[12:]):
             sums[form] = tuple(map(sum, zip(sums[form], more)))
     return sums
 

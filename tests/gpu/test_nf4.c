@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "kernels/hash.h"
 #include "tests/gpu/nf4.h"
 #include "tests/oracle/oracle.h"
 #include "tests/support/suite.h"
@@ -242,6 +243,25 @@ static void set_valid(struct weight *weight, uint32_t valid)
 	word->failed = word->turn = word->readers = 0;
 	GPU_CHECK(gpu.cuMemcpyHtoD_v2(weight->device.weight + offsetof(struct qs_weight, valid),
 	                              words, sizeof words));
+}
+
+/* Where the products on the device count what they find; the reference is told of nowhere. */
+static struct buffer told(const struct weight *weight)
+{
+	struct buffer outcome = make_buffer(sizeof(struct qs_hash_outcome));
+	const uint64_t at = device_of(&outcome);
+	memset(outcome.host + GUARD, 0, outcome.bytes);
+	upload(&outcome);
+	GPU_CHECK(gpu.cuMemcpyHtoD_v2(weight->device.weight + offsetof(struct qs_weight, outcome),
+	                              &at, sizeof at));
+	return outcome;
+}
+
+/* So often, and nothing else is written there. */
+static void expect_told(struct buffer *outcome, uint32_t times)
+{
+	((struct qs_hash_outcome *)(uintptr_t)host_of(outcome))->escapes = times;
+	expect_equal(outcome, "the outcome", "escapes");
 }
 
 START_TEST(packed_weights_equal_the_reference)
@@ -779,6 +799,7 @@ START_TEST(a_changed_element_is_noticed_within_64_calls)
 				}
 				pack(&weight);
 				set_valid(&weight, 1);
+				struct buffer outcome = told(&weight);
 				*element ^= 0x8040;
 				upload(&weight.source);
 				struct product p =
@@ -798,10 +819,13 @@ START_TEST(a_changed_element_is_noticed_within_64_calls)
 				ck_assert_int_eq(calls, places[i][0] % 64 + 1);
 				ck_assert_int_eq((int)word->turn, calls);
 				ck_assert_int_eq((int)word->readers, 0);
+				expect_told(&outcome, 1);
 				word_of(&weight)->valid = 0;
 				run_host(&p);
 				run_device(&p);
 				compare_product(&p, "after a change");
+				expect_told(&outcome, 1);
+				drop_buffer(&outcome);
 				drop_product(&p);
 				drop_weight(&weight);
 			}
@@ -823,7 +847,10 @@ START_TEST(a_replaced_weight_is_noticed_at_once)
 		for (uint32_t tokens = 8; tokens < 128; tokens += 92)
 			if (is_possible(&weight, tokens)) {
 				set_valid(&weight, 1);
+				struct buffer outcome = told(&weight);
 				check_product(&weight, with_tokens(plain, tokens), "replaced");
+				expect_told(&outcome, 1); /* by one of all those threads */
+				drop_buffer(&outcome);
 			}
 		drop_weight(&weight);
 	}

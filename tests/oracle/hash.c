@@ -138,9 +138,10 @@ static void run_commit(void *const *params, unsigned grid_x, unsigned block_x)
 	if (record && (work->stale || (work->failed && !work->differs)))
 		keep(args, record);
 	if (record && args->flags & QS_HASH_MAKE) {
-		record->changes = record->escapes = 0;
+		record->changes = record->replays = 0;
 		record->turn = record->readers = record->found = 0;
 		__atomic_store_n(&outcome->escapes, 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&outcome->replays, 0, __ATOMIC_RELAXED);
 	}
 	if (record)
 		record->changes += work->differs;
@@ -150,8 +151,10 @@ static void run_commit(void *const *params, unsigned grid_x, unsigned block_x)
 	__atomic_store_n(&outcome->amax, work->amax, __ATOMIC_RELAXED);
 	__atomic_store_n(&outcome->infinite, work->infinite, __ATOMIC_RELAXED);
 	__atomic_store_n(&outcome->changes, record ? record->changes : 0, __ATOMIC_RELAXED);
-	if (args->flags & QS_HASH_GRAPH)
+	if (args->flags & QS_HASH_GRAPH) {
+		__atomic_store_n(&outcome->replays, ++record->replays, __ATOMIC_RELAXED);
 		return;
+	}
 	__atomic_store_n(&outcome->differs, work->differs, __ATOMIC_RELAXED);
 	__atomic_store_n(&outcome->sequence, args->sequence, __ATOMIC_RELEASE);
 }

@@ -490,6 +490,16 @@ static void demand_product(const struct qs_product_args *args, const struct how 
 	demand(args->activation <= QS_ACTIVATION_GELU, kernel, "unknown activation");
 }
 
+/* Blocks of products in other streams may find the same. */
+static void drop_weight(struct qs_weight *weight)
+{
+	struct qs_hash_outcome *outcome = (struct qs_hash_outcome *)(uintptr_t)weight->outcome;
+	const uint32_t failed = __atomic_exchange_n(&weight->failed, 1, __ATOMIC_RELAXED);
+	if (!failed && outcome)
+		__atomic_fetch_add(&outcome->escapes, 1, __ATOMIC_RELAXED);
+	weight->valid = 0;
+}
+
 static void product(const struct qs_product_args *args, const struct how *how, unsigned grid_x)
 {
 	struct qs_weight *weight = (struct qs_weight *)(uintptr_t)args->weight;
@@ -502,10 +512,8 @@ static void product(const struct qs_product_args *args, const struct how *how, u
 		const struct part part = part_of(args, how->span, block);
 		const bool changed =
 		        valid && sampling && !part_is_same(args, how->fp8, &part, weight->turn);
-		if (changed) {
-			weight->valid = 0;
-			weight->failed = 1;
-		}
+		if (changed)
+			drop_weight(weight);
 		add_part(args, how, &part, !valid || changed, sums);
 	}
 	weight->turn += sampling && (args->packed || known);

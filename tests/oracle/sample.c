@@ -27,5 +27,5 @@ void qs_oracle_sample_judge(const struct qs_sample_args *args, bool same, uint32
 	if (same)
 		return;
 	record->kept[0] = record->kept[1] = 0;
-	__atomic_store_n(&outcome->escapes, ++record->escapes, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&outcome->escapes, 1, __ATOMIC_RELAXED);
 }

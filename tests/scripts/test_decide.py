@@ -10,6 +10,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "gpu"))
 
 import decide_file
+import decide_live
 import decide_outliers
 import decide_roles
 from support import DGRAD, FP8, FWD, LT_MATMUL, SLOT, UNKNOWN, WGRAD, counters, shape, tuned_rows
@@ -67,14 +68,20 @@ class Counters(unittest.TestCase):
 
 class File(unittest.TestCase):
     def test_rows_must_be_as_many_as_were_measured(self):
-        other = [{**row, "ours_us": "81"} for row in tuned_rows(ROW + SECOND)]
-        rows = tuned_rows(ROW + SECOND) + other
+        first = tuned_rows(ROW + SECOND + ROW.replace("= fp8", "= bf16"))
+        rows = first + [{**row, "ours_us": "81"} for row in first]
         decided = [{4096: decision("fp8", "auto")}] * 2
         self.assertEqual(decide_file.judge_writers(rows, decided), [])
         self.assertIn("rows by width", decide_file.judge_writers(rows[1:], decided)[0])
-        self.assertIn("written twice", decide_file.judge_writers(rows[:2] * 2, decided)[0])
+        self.assertIn("written twice", decide_file.judge_writers(first * 2, decided)[0])
+        bf16 = [{4096: decision("bf16", "auto")}]
+        self.assertEqual(decide_file.judge_writers(first, bf16), [])
+        self.assertEqual(decide_file.judge_writers(first[1:], bf16), [])
+        self.assertIn("rows by width", decide_file.judge_writers(first[:1], bf16)[0])
+        self.assertIn("rows by width", decide_file.judge_writers(rows[:4], bf16)[0])
         slow = [{4096: decision("native", "not-faster")}]
-        self.assertEqual(decide_file.judge_writers(rows[:1], slow), [])
+        self.assertEqual(decide_file.judge_writers(rows[:2], slow), [])
+        self.assertIn("rows by width", decide_file.judge_writers(rows[:1], slow)[0])
         with self.assertRaises(AssertionError):
             decide_file.rows_of(decision("native", "untuned"))
 
@@ -124,6 +131,8 @@ class Outliers(unittest.TestCase):
         self.assertTrue(self.judge({**GOOD, "column": ("fp8", "auto")}))
         self.assertTrue(self.judge({**GOOD, "normal": ("native", "not-faster")}))
         self.assertTrue(self.judge({**GOOD, "tokens": ("native", "not-faster")}))
+        self.assertEqual(self.judge({**GOOD, "column": ("bf16", "auto")}), [])
+        self.assertTrue(self.judge({**GOOD, "normal": ("bf16", "auto")}))
         self.assertTrue(self.judge(sqnr=19.9))
         self.assertTrue(self.judge(bits={"digest": 0}))
         self.assertTrue(self.judge(scales={**SCALES, "tokens": "tensor"}))
@@ -212,6 +221,24 @@ class Roles(unittest.TestCase):
         self.assertIsNone(decide_roles.share_said(said.split(", 41")[0]))
         times = {"aten::mm": 3e5, "aten::addmm": 1e5, "aten::add": 5e5}
         self.assertAlmostEqual(decide_roles.share_of(times, 2), 20)
+
+
+class Live(unittest.TestCase):
+    RIGHT = {"calls": 9, "fp8_s": 1.0, "sqnr": 28.0, "kept": True, "native_s": 1.0, "same": True,
+             "differs": True}
+
+    def judge(self, calls=9, fates=("native", "fp8", "native"), said="did you mean 'action'?", **told):
+        key = f"TN m={decide_live.OUT} n={decide_live.TOKENS} k={decide_live.IN} bf16"
+        lines = [{"key": key, "action": fate} for fate in fates]
+        slots = [{"key": key, "calls": calls}, {"key": "NN m=1 n=1 k=1", "calls": 3}]
+        return decide_live.judge({**self.RIGHT, **told}, said, lines, slots)
+
+    def test_edits_are_judged(self):
+        self.assertEqual(self.judge(), [])
+        for wrong in ({"calls": 8}, {"fates": ("native", "fp8")}, {"said": ""}, {"fp8_s": None},
+                      {"native_s": None}, {"sqnr": 3.0}, {"kept": False}, {"same": False},
+                      {"differs": False}):
+            self.assertEqual(len(self.judge(**wrong)), 1, wrong)
 
 
 if __name__ == "__main__":

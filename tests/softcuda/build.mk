@@ -7,7 +7,7 @@
 SOFTCUDA_DIR    := $(B)/softcuda
 SOFTCUDA12_DIR  := $(B)/softcuda12
 SOFTCUDA_OBJ    := $(B)/softcuda/obj
-SOFTCUDA_DRIVER := state context schedule stream event capture graph memory kernel names
+SOFTCUDA_DRIVER := state context schedule stream event capture graph memory virtual kernel names
 SOFTCUDA_ORACLE := $(patsubst tests/oracle/%.c,%,$(wildcard tests/oracle/*.c))
 
 SOFTCUDA_LIBS := $(SOFTCUDA_DIR)/libcuda.so.1 $(SOFTCUDA_DIR)/libcudart.so.13 \

@@ -6,7 +6,7 @@
  *
  * state.c     sc_enter sc_enter_context sc_leave sc_later sc_random, knobs, counters
  * context.c   devices and contexts: sc_current sc_context_known
- * memory.c    sc_memory_find sc_memory_covers sc_memory_free sc_memory_drop_context
+ * memory.c    sc_memory_find sc_memory_covers sc_memory_map sc_memory_free sc_memory_drop_context
  * schedule.c  sc_work_new sc_submit sc_push sc_run_until sc_drain sc_progress
  *             sc_clock softcuda_spend
  * stream.c    sc_enter_stream sc_stream_find sc_stream_add sc_streams_drop_context
@@ -37,7 +37,7 @@ extern struct sc_knobs {
 	long seed, fail_alloc, memory_mib, capability, ptx, cublaslt_version, cublaslt12_version;
 	long heuristics_empty, fail_fp8, fail_module, fail_launch, null_products, inner_lt, strict;
 	long fail_product, fail_event, hold_host, idle_products, fp8_error, slow_product;
-	long product_us, fp8_us, second_us, kernel_us, driver;
+	long product_us, fp8_us, second_us, wide_second_us, kernel_us, driver, reuse;
 } softcuda_knobs;
 
 extern struct sc_counters {
@@ -145,6 +145,8 @@ struct sc_memory {
 	CUcontext context;        /* current when it was made                         */
 	uint64_t id;              /* never reused                                     */
 	bool graph;               /* allocated by a captured cuMemAllocAsync          */
+	unsigned char *range;     /* of mapped memory: the addresses reserved         */
+	size_t range_size;        /* bytes                                            */
 };
 
 /* A reference kernel and how it is reached. */
@@ -183,6 +185,9 @@ bool sc_context_known(CUcontext context);
 
 struct sc_memory *sc_memory_find(CUdeviceptr pointer);
 bool sc_memory_covers(CUdeviceptr pointer, size_t bytes);
+/* Memory that is mapped already, into this range of reserved addresses. */
+void sc_memory_map(CUcontext context, unsigned char *base, size_t bytes, unsigned char *range,
+                   size_t range_size);
 void sc_memory_drop_context(CUcontext context);
 void sc_memory_free(struct sc_memory *memory);
 

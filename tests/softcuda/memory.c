@@ -49,10 +49,17 @@ struct sc_memory *sc_memory_find(CUdeviceptr pointer)
 	return address_of(pointer) < memory->base + memory->size ? memory : NULL;
 }
 
+/* What is mapped beside each other is one. */
 bool sc_memory_covers(CUdeviceptr pointer, size_t bytes)
 {
 	const struct sc_memory *memory = sc_memory_find(pointer);
-	return memory && bytes <= memory->size - (size_t)(address_of(pointer) - memory->base);
+	while (memory) {
+		const unsigned char *end = memory->base + memory->size;
+		if (address_of(pointer) + bytes <= end)
+			return true;
+		memory = memory->range ? sc_memory_find((CUdeviceptr)(uintptr_t)end) : NULL;
+	}
+	return false;
 }
 
 static void insert(struct sc_memory *memory)
@@ -89,21 +96,50 @@ static size_t padded_size(size_t bytes)
 	return (bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* With the knob `reuse`: the device memory that was freed last, if nobody has it yet. */
+static struct {
+	void *base;
+	size_t bytes;
+} freed;
+
+static void *obtain_device(size_t bytes)
+{
+	void *base = freed.base;
+	if (!base || freed.bytes != bytes)
+		return aligned_alloc(ALIGNMENT, bytes);
+	freed.base = NULL;
+	return base;
+}
+
+static void release_device(void *base, size_t bytes)
+{
+	if (!softcuda_knobs.reuse) {
+		free(base);
+		return;
+	}
+	free(freed.base);
+	freed.base = base;
+	freed.bytes = bytes;
+}
+
 /* Host memory is not mapped any more once it is freed or its context gone: a look at it faults. */
 static void *obtain(size_t bytes, enum sc_memory_type type)
 {
 	if (type != SC_HOST)
-		return aligned_alloc(ALIGNMENT, bytes);
+		return obtain_device(bytes);
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	return base == MAP_FAILED ? NULL : base;
 }
 
 static void release(struct sc_memory *memory)
 {
-	if (memory->type == SC_HOST)
+	if (memory->range)
+		mmap(memory->base, memory->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+		     -1, 0);
+	else if (memory->type == SC_HOST)
 		munmap(memory->base, padded_size(memory->size));
 	else
-		free(memory->base);
+		release_device(memory->base, padded_size(memory->size));
 }
 
 static struct sc_memory *make(CUcontext context, size_t bytes, enum sc_memory_type type)
@@ -119,6 +155,23 @@ static struct sc_memory *make(CUcontext context, size_t bytes, enum sc_memory_ty
 	        .base = base, .size = bytes, .type = type, .context = context, .id = sc_new_id()};
 	insert(memory);
 	return memory;
+}
+
+void sc_memory_map(CUcontext context, unsigned char *base, size_t bytes, unsigned char *range,
+                   size_t range_size)
+{
+	struct sc_memory *memory = sc_alloc(sizeof *memory);
+	*memory = (struct sc_memory){.base = base,
+	                             .size = bytes,
+	                             .type = SC_DEVICE,
+	                             .context = context,
+	                             .id = sc_new_id(),
+	                             .range = range,
+	                             .range_size = range_size};
+	insert(memory);
+	softcuda_counters.allocations++;
+	softcuda_counters.live++;
+	softcuda_counters.bytes += (long)bytes;
 }
 
 static CUresult allocate(CUcontext context, CUdeviceptr *pointer, size_t bytes)
@@ -140,7 +193,7 @@ static CUresult allocate(CUcontext context, CUdeviceptr *pointer, size_t bytes)
 
 static void check_guard(const struct sc_memory *memory)
 {
-	for (size_t i = 0; i < GUARD; i++) {
+	for (size_t i = 0; i < GUARD && !memory->range; i++) {
 		if (memory->base[memory->size + i] == GUARDED)
 			continue;
 		softcuda_counters.overruns++;
@@ -194,7 +247,8 @@ static CUresult give_back(CUdeviceptr pointer, enum sc_memory_type type)
 	struct sc_memory *memory = sc_memory_find(pointer);
 	if (error)
 		return error;
-	if (!memory || memory->base != address_of(pointer) || memory->type != type || memory->graph)
+	if (!memory || memory->base != address_of(pointer) || memory->type != type ||
+	    memory->graph || memory->range)
 		return CUDA_ERROR_INVALID_VALUE;
 	error = sc_drain(memory->context);
 	sc_memory_free(memory);
@@ -393,6 +447,47 @@ CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t by
 {
 	return copy_later(target, source, bytes, 0, stream);
 }
+
+/* All addresses are valid everywhere, whosever they are. */
+CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
+                                   CUcontext source_context, size_t bytes, CUstream stream)
+{
+	if (!target_context || !source_context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return copy_later(target, source, bytes, TARGET | SOURCE, stream);
+}
+
+/* Within devices, row by row. */
+CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+	if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE ||
+	    copy->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUdeviceptr target = copy->dstDevice + copy->dstY * copy->dstPitch + copy->dstXInBytes;
+	CUdeviceptr source = copy->srcDevice + copy->srcY * copy->srcPitch + copy->srcXInBytes;
+	CUresult error = CUDA_SUCCESS;
+	for (size_t row = 0; row < copy->Height && !error; row++)
+		error = copy_later(target + row * copy->dstPitch, source + row * copy->srcPitch,
+		                   copy->WidthInBytes, TARGET | SOURCE, stream);
+	return error;
+}
+
+#if CUDA_VERSION >= 13000
+/* One after the other, which is one of the orders that a batch may have. */
+CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *targets, CUdeviceptr *sources, size_t *sizes,
+                                       size_t copies, CUmemcpyAttributes *attributes,
+                                       size_t *attribute_of, size_t attribute_count,
+                                       CUstream stream)
+{
+	CUresult error = CUDA_SUCCESS;
+	if (!stream || stream == CU_STREAM_LEGACY || !attributes || !attribute_of ||
+	    !attribute_count || attribute_of[0])
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < copies && !error; i++)
+		error = copy_later(targets[i], sources[i], sizes[i], 0, stream);
+	return error;
+}
+#endif
 
 /* Memsets: never waited for. */
 struct fill {
@@ -593,10 +688,11 @@ static bool attribute_of(const struct sc_memory *memory, CUpointer_attribute att
 		*(int *)data = memory->context->device;
 		return true;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)data = (CUdeviceptr)(uintptr_t)memory->base;
+		*(CUdeviceptr *)data =
+		        (CUdeviceptr)(uintptr_t)(memory->range ? memory->range : memory->base);
 		return true;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*(size_t *)data = memory->size;
+		*(size_t *)data = memory->range ? memory->range_size : memory->size;
 		return true;
 	case CU_POINTER_ATTRIBUTE_MAPPED:
 		*(unsigned *)data = 1;

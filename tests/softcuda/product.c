@@ -322,9 +322,10 @@ static bool is_wide(uint32_t type)
 static void spend(const struct sc_product *p)
 {
 	const bool wide = is_wide(p->a.type);
-	long us = p->algorithm == SC_SECOND ? softcuda_knobs.second_us
-	          : wide                    ? softcuda_knobs.product_us
-	                                    : softcuda_knobs.fp8_us;
+	long us = wide ? softcuda_knobs.product_us : softcuda_knobs.fp8_us;
+	if (p->algorithm == SC_SECOND)
+		us = wide && softcuda_knobs.wide_second_us ? softcuda_knobs.wide_second_us
+		                                           : softcuda_knobs.second_us;
 	softcuda_spend(sc_nth(&softcuda_knobs.slow_product) ? 10 * us : us);
 }
 

@@ -60,15 +60,18 @@
  *   knob "strict" is on: the device was seen to accept shapes beyond them, and what relies on that
  *   should be noticed.
  *
- * Left out: textures and arrays, memory pools other than the default, virtual memory, IPC, peer
- * access, editing of graphs, the _ptsz forms of functions, cudaLaunchKernel (no
- * device code is registered), block scales, complex and integer products. The copies of cuBLAS with
- * the names of CUDA 12 use the same libcudart.so.13 as the others.
+ * Left out: textures and arrays, memory pools other than the default, IPC, peer
+ * access (peer copies work), copies of rows with hosts or arrays, editing of graphs, the _ptsz
+ * forms of functions, cudaLaunchKernel (no device code is registered), block scales, complex and
+ * integer products. The copies of cuBLAS with the names of CUDA 12 use the same libcudart.so.13 as
+ * the others.
  *
  * Knobs are set by environment variables SOFTCUDA_<NAME>, read when the library is loaded, and by
  * softcuda_set(). Default in brackets.
  *   seed              of the order in which streams run [1]
  *   fail_alloc        N: the Nth device allocation from now on fails, and all after; 0 = none [0]
+ *   reuse             1: device memory that was freed last is given to the next who wants as much
+ *                     [0]
  *   memory_mib        memory of each device [8192]
  *   capability        compute capability, major * 10 + minor [90]
  *   ptx               that for which kernels were compiled; 0 = the device's [0]
@@ -88,9 +91,10 @@
  *   idle_products     1: products take their turn and their time, but compute nothing [0]
  *   fp8_error         N: products compute nothing and fill D with 100, those of fp8 operands with
  *                     100 + N, or 100 + N / 4 if each row has a scale of its own; 0 = they work [0]
- *   product_us fp8_us second_us kernel_us
+ *   product_us fp8_us second_us wide_second_us kernel_us
  *                     microseconds that a product takes, one of fp8 operands, either by the second
- *                     algorithm of a heuristic (the one without workspace), and any other kernel.
+ *                     algorithm of a heuristic (the one without workspace), one of others by it if
+ *                     that is not the same, and any other kernel.
  *                     Once one of them is set, events tell these instead of the host's time: the
  *                     sum over the work of their stream, where all else takes no time [0]
  *   slow_product      N: the Nth product to run from now on takes ten times as long; 0 = none [0]

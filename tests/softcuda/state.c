@@ -54,8 +54,8 @@ static const struct name knobs[] = {
         KNOB(strict),       KNOB(fail_product),     KNOB(fail_event),
         KNOB(hold_host),    KNOB(idle_products),    KNOB(fp8_error),
         KNOB(slow_product), KNOB(product_us),       KNOB(fp8_us),
-        KNOB(second_us),    KNOB(kernel_us),        KNOB(ptx),
-        KNOB(driver),
+        KNOB(second_us),    KNOB(wide_second_us),   KNOB(kernel_us),
+        KNOB(ptx),          KNOB(driver),           KNOB(reuse),
 };
 static const struct name counters[] = {
         COUNTER(launches),

@@ -569,6 +569,13 @@ START_TEST(a_product_takes_the_time_of_its_type_and_algorithm)
 	ck_assert_int_eq(softcuda_get("products"), 6);
 	ck_assert_int_eq(softcuda_get("products_first"), 2);
 	ck_assert_int_eq(softcuda_get("products_second"), 2);
+	softcuda_set("wide_second_us", 90);
+	ck_assert_double_eq(time_of_product(), 80); /* the last one is of fp8 operands */
+	prepare(BF, BF, BF, true, false, 32, 16, 48);
+	ck_assert_int_eq(offers(1 << 20, results), 2);
+	call.algo = &results[1].algo;
+	ck_assert_double_eq(time_of_product(), 90);
+	softcuda_set("wide_second_us", 0);
 	softcuda_set("slow_product", 2);
 	ck_assert_double_eq(time_of_product(), 80);
 	ck_assert_double_eq(time_of_product(), 800);

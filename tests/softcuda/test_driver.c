@@ -122,6 +122,134 @@ START_TEST(a_write_past_the_end_is_counted_when_freed)
 }
 END_TEST
 
+START_TEST(memory_freed_last_is_given_again_if_that_is_wanted)
+{
+	CUdeviceptr memory, again, another;
+	start();
+	softcuda_set("reuse", 1);
+	ck_cuda(cuMemAlloc(&memory, 1000));
+	ck_cuda(cuMemFree(memory));
+	ck_cuda(cuMemAlloc(&another, 5000));
+	ck_assert_uint_ne(another, memory);
+	ck_cuda(cuMemAlloc(&again, 1000));
+	ck_assert_uint_eq(again, memory);
+	ck_cuda(cuMemAlloc(&another, 1000));
+	ck_assert_uint_ne(another, memory);
+	softcuda_set("reuse", 0);
+}
+END_TEST
+
+static CUmemAllocationProp of_device(void)
+{
+	return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+}
+
+START_TEST(memory_is_mapped_in_pieces_and_more_than_once)
+{
+	const CUmemAllocationProp properties = of_device();
+	const CUmemAccessDesc access = {.location = properties.location,
+	                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemGenericAllocationHandle piece[2];
+	CUdeviceptr range, base = 0;
+	size_t size, range_size = 0;
+	start();
+	ck_cuda(cuMemGetAllocationGranularity(&size, &properties,
+	                                      CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+	ck_cuda(cuMemAddressReserve(&range, 4 * size, 0, 0, 0));
+	for (size_t i = 0; i < 2; i++) {
+		ck_cuda(cuMemCreate(&piece[i], size, &properties, 0));
+		ck_cuda(cuMemMap(range + (1 + i) * size, size, 0, piece[i], 0));
+		ck_cuda(cuMemSetAccess(range + (1 + i) * size, size, &access, 1));
+	}
+	ck_assert_int_eq(cuMemMap(range + size, size, 0, piece[1], 0), CUDA_ERROR_INVALID_VALUE);
+	ck_assert_int_eq(cuMemMap(range + 4 * size, size, 0, piece[1], 0),
+	                 CUDA_ERROR_INVALID_VALUE);
+	ck_cuda(cuMemsetD32(range + size, 7, 2 * size / 4)); /* both */
+	ck_assert_int_eq(cuMemsetD32(range + size, 7, 3 * size / 4), CUDA_ERROR_INVALID_VALUE);
+	ck_cuda(cuCtxSynchronize());
+	ck_cuda(cuMemMap(range + 3 * size, size, 0, piece[0], 0));
+	ck_cuda(cuMemSetAccess(range + 3 * size, size, &access, 1));
+	ck_assert_uint_eq(*look(range + 3 * size), 7);
+	*look(range + size) = 8;
+	ck_assert_uint_eq(*look(range + 3 * size), 8);
+	ck_cuda(cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+	                              range + 2 * size));
+	ck_cuda(cuPointerGetAttribute(&range_size, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+	                              range + 2 * size));
+	ck_assert(base == range && range_size == 4 * size);
+	ck_assert_int_eq(cuMemFree(range + size), CUDA_ERROR_INVALID_VALUE);
+	ck_cuda(cuMemUnmap(range + 2 * size, size));
+	ck_cuda(cuMemMap(range + 2 * size, size, 0, piece[0], 0));
+	ck_cuda(cuMemSetAccess(range + 2 * size, size, &access, 1));
+	ck_assert_uint_eq(*look(range + 2 * size), 8);
+	ck_cuda(cuMemUnmap(range + size, 3 * size));
+	ck_assert_int_eq(cuMemUnmap(range + size, size), CUDA_ERROR_INVALID_VALUE);
+	for (size_t i = 0; i < 2; i++)
+		ck_cuda(cuMemRelease(piece[i]));
+	ck_cuda(cuMemAddressFree(range, 4 * size));
+	ck_assert_int_eq(softcuda_get("live"), 0);
+}
+END_TEST
+
+/* A matrix of 4 x 4 words: by rows, in a batch, and from another context. */
+START_TEST(rows_batches_and_peers_are_copied)
+{
+	uint32_t words[16], out[16];
+	CUdeviceptr from, to;
+	CUstream stream;
+	start();
+	for (uint32_t i = 0; i < 16; i++)
+		words[i] = i + 1;
+	ck_cuda(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	ck_cuda(cuMemAlloc(&from, sizeof words));
+	ck_cuda(cuMemAlloc(&to, sizeof words));
+	ck_cuda(cuMemcpyHtoD(from, words, sizeof words));
+	ck_cuda(cuMemsetD8(to, 0, sizeof words));
+	ck_cuda(cuCtxSynchronize());
+	CUDA_MEMCPY2D rows = {.srcXInBytes = 4,
+	                      .srcY = 1,
+	                      .srcMemoryType = CU_MEMORYTYPE_DEVICE,
+	                      .srcDevice = from,
+	                      .srcPitch = 16,
+	                      .dstXInBytes = 8,
+	                      .dstY = 2,
+	                      .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+	                      .dstDevice = to,
+	                      .dstPitch = 16,
+	                      .WidthInBytes = 8,
+	                      .Height = 2};
+	ck_cuda(cuMemcpy2DAsync(&rows, stream));
+	ck_cuda(cuStreamSynchronize(stream));
+	ck_cuda(cuMemcpyDtoH(out, to, sizeof out));
+	for (int i = 0; i < 16; i++)
+		ck_assert_uint_eq(out[i], i == 10   ? 6
+		                          : i == 11 ? 7
+		                          : i == 14 ? 10
+		                          : i == 15 ? 11
+		                                    : 0);
+	rows.srcMemoryType = CU_MEMORYTYPE_HOST;
+	ck_assert_int_eq(cuMemcpy2DAsync(&rows, stream), CUDA_ERROR_NOT_SUPPORTED);
+	ck_cuda(cuMemcpyPeerAsync(to, context, from, context, sizeof words, stream));
+	ck_cuda(cuStreamSynchronize(stream));
+	ck_cuda(cuMemcpyDtoH(out, to, sizeof out));
+	ck_assert_mem_eq(out, words, sizeof words);
+	ck_assert_int_eq(cuMemcpyPeerAsync(to, NULL, from, context, 4, stream),
+	                 CUDA_ERROR_INVALID_CONTEXT);
+#if CUDA_VERSION >= 13000
+	CUmemcpyAttributes how = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+	CUdeviceptr targets[] = {to, to + 8}, sources[] = {from + 8, from};
+	size_t sizes[] = {4, 8}, first = 0;
+	ck_cuda(cuMemcpyBatchAsync(targets, sources, sizes, 2, &how, &first, 1, stream));
+	ck_cuda(cuStreamSynchronize(stream));
+	ck_cuda(cuMemcpyDtoH(out, to, sizeof out));
+	ck_assert(out[0] == 3 && out[1] == 2 && out[2] == 1 && out[3] == 2 && out[4] == 5);
+	ck_assert_int_eq(cuMemcpyBatchAsync(targets, sources, sizes, 2, &how, &first, 1, NULL),
+	                 CUDA_ERROR_INVALID_VALUE);
+#endif
+}
+END_TEST
+
 START_TEST(the_nth_allocation_fails_and_all_after)
 {
 	CUdeviceptr memory;
@@ -665,6 +793,9 @@ int main(void)
 	tcase_add_test(tests, only_the_start_of_an_allocation_can_be_freed_and_only_once);
 	tcase_add_test(tests, pointer_attributes_tell_allocations_from_other_memory);
 	tcase_add_test(tests, a_write_past_the_end_is_counted_when_freed);
+	tcase_add_test(tests, memory_freed_last_is_given_again_if_that_is_wanted);
+	tcase_add_test(tests, memory_is_mapped_in_pieces_and_more_than_once);
+	tcase_add_test(tests, rows_batches_and_peers_are_copied);
 	tcase_add_test(tests, the_nth_allocation_fails_and_all_after);
 	tcase_add_test(tests, memory_of_a_device_is_bounded);
 	tcase_add_test(tests, work_waits_until_something_synchronises);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "intercept/intercept.h"
+#include "intercept/launch.h"
 #include "kernels/sample.h"
 #include "note/note.h"
 #include "operand/cache.h"
@@ -120,7 +121,7 @@ enum {
 };
 
 struct toy {
-	uint64_t source, data, descriptor, stale;
+	uint64_t descriptor, source, data, stale; /* graphs look for the first word */
 	int64_t rows, cols, ld;
 };
 
@@ -176,13 +177,9 @@ static bool toy_size(const struct qs_matrix *source, struct qs_form_size *size)
 static struct toy toy_of(const struct qs_matrix *source, CUdeviceptr data, CUdeviceptr descriptor,
                          CUdeviceptr stale)
 {
-	return (struct toy){(uintptr_t)source->data,
-	                    data,
-	                    descriptor,
-	                    stale,
-	                    source->rows,
-	                    source->cols,
-	                    source->ld};
+	return (struct toy){
+	        descriptor, (uintptr_t)source->data, data, stale, source->rows, source->cols,
+	        source->ld};
 }
 
 static CUresult launch(CUfunction function, CUstream in, void *argument)
@@ -484,6 +481,7 @@ static void begin(enum qs_validity validity)
 	ck_cuda(cu.cuModuleGetFunction(&cu.copy, module, "softcuda_copy"));
 	cu.make = cu.enlist(&toy_kernels[0]);
 	cu.product = cu.enlist(&toy_kernels[1]);
+	qs_track_own_function(cu.product, offsetof(struct toy_product, target));
 	qs_options_default(&options);
 	qs_note_start(&options);
 	options.validity = validity;
@@ -1346,6 +1344,7 @@ static struct recorded end_capture(void)
 
 static void destroy(struct recorded r)
 {
+	qs_graph_forgotten(r.exec);
 	ck_cuda(cu.cuGraphExecDestroy(r.exec));
 	ck_cuda(cu.cuGraphDestroy(r.graph));
 }
@@ -1601,6 +1600,232 @@ START_TEST(a_copy_that_failed_without_need_is_good_again)
 }
 END_TEST
 
+/* As the hooks have it: what an executable does is known from its graph. */
+static struct recorded known(struct recorded r)
+{
+	qs_graph_made(r.exec, r.graph);
+	return r;
+}
+
+static void launch_graph(struct recorded r, int times)
+{
+	for (int i = 0; i < times; i++) {
+		qs_kept_before_graph(r.exec, stream);
+		ck_cuda(cu.cuGraphLaunch(r.exec, stream));
+		synchronise();
+	}
+}
+
+/* Uses until the copy was just checked. */
+static void until_checked(struct recorded r)
+{
+	cu.set("counters", 0);
+	while (!hashes())
+		launch_graph(r, 1);
+	cu.set("counters", 0);
+}
+
+START_TEST(replays_of_another_graph_are_no_uses)
+{
+	begin(QS_VALIDITY_TRACKED);
+	options.check_every = 10;
+	struct weight *w = weight_kept(use_exact), *other = weight_kept(use_exact);
+	for (int i = 0; i < 5; i++) {
+		use_exact(w);
+		use_exact(other);
+		synchronise();
+	}
+	struct recorded r = known(capture(w, &toy_form, true));
+	struct recorded s = known(capture(other, &toy_form, true));
+	until_checked(s);
+	until_checked(r);
+	launch_graph(s, 98);
+	ck_assert_int_eq(hashes(), 9);
+	launch_graph(r, 9);
+	ck_assert_int_eq(hashes(), 9);
+	launch_graph(r, 1);
+	ck_assert_int_eq(hashes(), 10);
+	destroy(r);
+	destroy(s);
+}
+END_TEST
+
+START_TEST(products_and_replays_are_uses_of_one_copy)
+{
+	begin(QS_VALIDITY_TRACKED);
+	options.check_every = 10;
+	struct weight *w = weight_kept(use_exact);
+	for (int i = 0; i < 5; i++) {
+		use_exact(w);
+		synchronise();
+	}
+	struct recorded r = known(capture(w, &toy_form, true));
+	until_checked(r);
+	result_count = 0;
+	for (int i = 0; i < 20; i++) {
+		ck_assert(use_exact(w));
+		launch_graph(r, 1);
+	}
+	ck_assert_int_eq(hashes(), 4);
+	nothing_stale();
+	destroy(r);
+}
+END_TEST
+
+/* Each of its kernels that reads the copy uses it, and the copy is checked once. */
+START_TEST(a_graph_of_two_products_is_two_uses)
+{
+	begin(QS_VALIDITY_TRACKED);
+	options.check_every = 10;
+	struct weight *w = weight_kept(use_exact);
+	for (int i = 0; i < 5; i++) {
+		use_exact(w);
+		synchronise();
+	}
+	struct result *result = forget(sizeof *result);
+	result->target = allocate((ELEMENTS * 4 + 1) * sizeof(float));
+	begin_capture();
+	for (int i = 0; i < 2; i++)
+		ck_assert(use_with(w, &toy_form, stream, 0, result));
+	struct recorded r = known(end_capture());
+	until_checked(r);
+	launch_graph(r, 5);
+	ck_assert_int_eq(hashes(), 0);
+	launch_graph(r, 1);
+	ck_assert_int_eq(hashes(), 1);
+	cu.set("counters", 0);
+	qs_track_everything();
+	launch_graph(r, 1);
+	ck_assert_int_eq(hashes(), 1);
+	destroy(r);
+}
+END_TEST
+
+/* By a graph that checks before its launch, and by one that does in it. */
+START_TEST(a_weight_that_is_replayed_often_may_change_at_times)
+{
+	const struct qs_form *form = _i % 2 ? &toy_form : &qs_form_fp8;
+	begin(_i / 2 ? QS_VALIDITY_TRACKED : QS_VALIDITY_VERIFIED);
+	struct weight *w = weight_kept(_i % 2 ? use_exact : use);
+	for (int i = 0; i < 5; i++) {
+		use_in(w, form, stream);
+		synchronise();
+	}
+	result_count = 0;
+	struct recorded r = known(capture(w, form, true));
+	for (int i = 0; i < 10; i++) {
+		rewrite(w);
+		for (int j = 0; j < 20; j++)
+			replay(r, w);
+	}
+	ck_assert(form != &toy_form || from_copy());
+	ck_assert(use_in(w, form, stream));
+	nothing_stale();
+	destroy(r);
+}
+END_TEST
+
+/* More than are looked at together. */
+#define MANY 75
+
+START_TEST(all_weights_of_a_graph_are_checked)
+{
+	static struct weight *w[MANY];
+	begin(QS_VALIDITY_TRACKED);
+	for (int i = 0; i < MANY; i++)
+		w[i] = weight_kept(use_exact);
+	for (int i = 0; i < MANY * 3; i++)
+		use_exact(w[i % MANY]);
+	nothing_stale();
+	for (int i = 0; i < MANY; i++)
+		ck_assert(use_exact(w[i]));
+	nothing_stale();
+	for (int i = 0; i < MANY; i++)
+		note_result(w[i])->target = allocate((ELEMENTS * 4 + 1) * sizeof(float));
+	begin_capture();
+	for (int i = 0; i < MANY; i++)
+		ck_assert(use_with(w[i], &toy_form, stream, 0, results[i]));
+	struct recorded r = end_capture();
+	if (_i)
+		known(r);
+	cu.set("counters", 0);
+	launch_graph(r, 1);
+	ck_assert_int_eq(hashes(), 0);
+	for (int i = 0; i < MANY; i++) {
+		rewrite(w[i]);
+		memcpy(results[i]->meant, w[i]->now, sizeof w[i]->now);
+	}
+	launch_graph(r, 1);
+	ck_assert_int_eq(hashes(), MANY);
+	nothing_stale();
+	destroy(r);
+}
+END_TEST
+
+/* One at a launch: none takes long. */
+START_TEST(weights_that_are_due_at_once_are_audited_in_turn)
+{
+	struct weight *w[3];
+	begin(QS_VALIDITY_TRACKED);
+	options.check_every = 10;
+	for (int i = 0; i < 3; i++)
+		w[i] = weight_kept(use_exact);
+	for (int i = 0; i < 15; i++)
+		use_exact(w[i % 3]);
+	synchronise();
+	for (int i = 0; i < 3; i++)
+		use_exact(w[i]);
+	synchronise();
+	struct result *result = forget(sizeof *result);
+	result->target = allocate((ELEMENTS * 4 + 1) * sizeof(float));
+	begin_capture();
+	for (int i = 0; i < 3; i++)
+		ck_assert(use_with(w[i], &toy_form, stream, 0, result));
+	struct recorded r = end_capture();
+	if (_i)
+		known(r);
+	qs_track_everything();
+	launch_graph(r, 4); /* all are checked, and not doubted any more */
+	cu.set("counters", 0);
+	long before = 0;
+	for (int i = 0; i < 13; i++) {
+		launch_graph(r, 1);
+		ck_assert_int_le(hashes(), before + 1);
+		before = hashes();
+	}
+	ck_assert_int_eq(before, 3);
+	destroy(r);
+}
+END_TEST
+
+START_TEST(a_frozen_weight_is_audited_by_its_replays)
+{
+	begin(QS_VALIDITY_FROZEN);
+	options.check_every = 10;
+	struct weight *w = weight_kept(use_exact);
+	for (int i = 0; i < 3; i++) {
+		use_exact(w);
+		synchronise();
+	}
+	struct recorded r = known(capture(w, &toy_form, true));
+	until_checked(r);
+	replay(r, w);
+	ck_assert(from_copy());
+	draw(w);
+	submit_write(w, stream);
+	launch_graph(r, 8);
+	ck_assert(from_copy()); /* it is the user's word */
+	ck_assert_int_eq(hashes(), 0);
+	launch_graph(r, 1);
+	ck_assert_int_eq(hashes(), 1);
+	ck_assert(from_copy()); /* the audit is after the fact */
+	replay(r, w);
+	ck_assert(!from_copy());
+	ck_assert_uint_eq(kept_bytes(), 0);
+	destroy(r);
+}
+END_TEST
+
 START_TEST(a_graph_is_not_held_up_by_clean_weights)
 {
 	begin(QS_VALIDITY_TRACKED);
@@ -1654,6 +1879,29 @@ START_TEST(what_was_not_used_for_longest_makes_room)
 		kept += used[i] > 50;
 	ck_assert_int_eq(kept, 4);
 	ck_assert_uint_le(context->taken, context->limit);
+}
+END_TEST
+
+/* It might have been replayed all the time. */
+START_TEST(what_a_graph_held_until_now_is_not_driven_out_first)
+{
+	begin(QS_VALIDITY_VERIFIED);
+	struct weight *held = weight_kept(use), *unused = weight_kept(use),
+	              *used = weight_kept(use);
+	struct weight *wanting = weight_new();
+	context->limit = context->taken;
+	struct recorded r = capture(held, &qs_form_fp8, true);
+	ck_assert(use(unused));
+	for (int i = 0; i < 200; i++)
+		ck_assert(use(used));
+	synchronise();
+	destroy(r);
+	int uses = 0;
+	while (!use(wanting) && uses++ < 60)
+		synchronise();
+	ck_assert_int_lt(uses, 60);
+	ck_assert(use(held));
+	ck_assert(!use(unused));
 }
 END_TEST
 
@@ -1899,6 +2147,14 @@ int main(void)
 	ADD(a_graph_of_a_weight_that_is_gone_is_switched_off);
 	ADD(a_graph_alone_is_audited_too);
 	ADD(a_copy_that_failed_without_need_is_good_again);
+	ADD(replays_of_another_graph_are_no_uses);
+	ADD(products_and_replays_are_uses_of_one_copy);
+	ADD(a_graph_of_two_products_is_two_uses);
+	tcase_add_loop_test(tests, a_weight_that_is_replayed_often_may_change_at_times, 0, 4);
+	tcase_add_loop_test(tests, all_weights_of_a_graph_are_checked, 0, 2);
+	tcase_add_loop_test(tests, weights_that_are_due_at_once_are_audited_in_turn, 0, 2);
+	ADD(a_frozen_weight_is_audited_by_its_replays);
+	ADD(what_a_graph_held_until_now_is_not_driven_out_first);
 	ADD(a_graph_is_not_held_up_by_clean_weights);
 	ADD(what_was_not_used_for_longest_makes_room);
 	ADD(weights_that_do_not_all_fit_stay_where_they_are);

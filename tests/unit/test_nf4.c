@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "kernels/hash.h"
 #include "kernels/nf4.h"
 #include "tests/oracle/oracle.h"
 #include "tests/support/suite.h"
@@ -509,18 +510,32 @@ START_TEST(a_changed_element_is_found_when_its_row_has_its_turn)
 	for (int fp8 = 0; fp8 < 2; fp8++) {
 		struct weight weight;
 		struct product p;
+		struct qs_hash_outcome outcome = {.escapes = 6};
 		int calls = 0;
 		make(&weight, fp8, 70, 128);
 		pack(&weight, fp8);
 		weight.word.valid = 1;
+		weight.word.outcome = (uintptr_t)&outcome;
 		weight.source[13 * 128 + 77] ^= 0x8000;
 		describe(&p, &weight, fp8, &h200);
 		while (weight.word.valid && calls++ < 65)
 			multiply(&p, fp8);
 		ck_assert_int_eq(calls, 14);
 		ck_assert_uint_eq(weight.word.failed, 1);
+		ck_assert_uint_eq(outcome.escapes, 7);
 		multiply(&p, fp8);
 		expect_product(&p, &weight, 0);
+		weight.word.valid = 1; /* as if a check had not seen it */
+		weight.word.turn = 13;
+		multiply(&p, fp8);
+		ck_assert_uint_eq(weight.word.valid, 0);
+		ck_assert_uint_eq(outcome.escapes, 7); /* told already */
+		weight.word.valid = 1;
+		weight.word.failed = 0;
+		weight.word.turn = 13;
+		weight.word.outcome = 0; /* nobody to tell */
+		multiply(&p, fp8);
+		ck_assert_uint_eq(weight.word.valid, 0);
 		drop(&weight);
 	}
 }

@@ -49,12 +49,64 @@ START_TEST(kept_operands_have_a_line_for_each_form)
 	qs_counter_kept(0, -(1 << 20));
 	qs_counter_kept_use(0, false);
 	qs_counter_kept_use(0, false);
+	qs_counter_kept_use(3, false);
+	qs_counter_escaped(3, 1);
+	qs_counter_kept_use(1, false);
+	qs_counter_escaped(1, 2);
+	qs_counter_escaped(1, 1);
 	qs_note_summary();
 	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as nf4: 2.0 MiB of weights, used "
 	                                            "by 1 product, 1 of them after a check\n"));
 	ck_assert_ptr_nonnull(strstr(stderr_text(), "qshim: kept as fp8: 0.0 MiB of weights, used "
 	                                            "by 2 products, 0 of them after a check\n"));
-	ck_assert_ptr_null(strstr(stderr_text(), "fp8 tiles"));
+	ck_assert_ptr_nonnull(strstr(
+	        stderr_text(), "kept as fp8 tiles: 0.0 MiB of weights, used by 1 product, 0 of "
+	                       "them after a check, found changed unannounced 1 time\n"));
+	ck_assert_ptr_nonnull(strstr(stderr_text(), "them after a check, found changed unannounced "
+	                                            "3 times\n"));
+}
+END_TEST
+
+START_TEST(memory_that_is_ours_has_a_line)
+{
+	start(QS_SUMMARY_ALWAYS);
+	count("TN", 1, QS_ACTION_FP8, QS_REASON_RULE, 1, 1);
+	if (_i)
+		qs_counter_kept(2, 3 << 20);
+	qs_note_memory(5 << 20);
+	qs_note_summary();
+	ck_assert_ptr_nonnull(strstr(
+	        stderr_text(),
+	        _i ? "qshim: 5.0 MiB of device memory beside the program's own: 3.0 MiB of kept "
+	             "weights, 2.0 MiB to work in\n"
+	           : "qshim: 5.0 MiB of device memory beside the program's own: 0.0 MiB of kept "
+	             "weights, 5.0 MiB to work in\n"));
+}
+END_TEST
+
+/* A thread may be making a copy. */
+START_TEST(memory_is_never_less_than_nothing)
+{
+	start(QS_SUMMARY_ALWAYS);
+	count("TN", 1, QS_ACTION_FP8, QS_REASON_RULE, 1, 1);
+	qs_counter_kept(2, 3 << 20);
+	qs_note_memory(2 << 20);
+	qs_note_summary();
+	ck_assert_ptr_nonnull(strstr(stderr_text(), ": 2.0 MiB of kept weights, 0.0 MiB to"));
+}
+END_TEST
+
+START_TEST(without_memory_of_ours_there_is_no_line)
+{
+	start(QS_SUMMARY_ALWAYS);
+	if (_i) {
+		qs_note_memory(5 << 20);
+		qs_note_forked();
+		start(QS_SUMMARY_ALWAYS);
+	}
+	count("TN", 1, QS_ACTION_NATIVE, QS_REASON_SMALL, 1, 0);
+	qs_note_summary();
+	ck_assert_ptr_null(strstr(stderr_text(), "device memory"));
 }
 END_TEST
 
@@ -330,6 +382,9 @@ static void add_notice_tests(Suite *suite)
 	tcase_add_checked_fixture(tests, set_up, tear_down);
 	tcase_add_test(tests, the_notice_is_written_once);
 	tcase_add_test(tests, kept_operands_have_a_line_for_each_form);
+	tcase_add_loop_test(tests, memory_that_is_ours_has_a_line, 0, 2);
+	tcase_add_test(tests, memory_is_never_less_than_nothing);
+	tcase_add_loop_test(tests, without_memory_of_ours_there_is_no_line, 0, 2);
 	tcase_add_loop_test(tests, steps_have_a_line_with_the_share_of_products, 0, 4);
 	tcase_add_test(tests, a_forked_child_has_no_steps);
 	tcase_add_test(tests, quiet_hides_the_notice);

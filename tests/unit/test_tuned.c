@@ -126,6 +126,36 @@ START_TEST(what_is_unknown_is_left_out)
 }
 END_TEST
 
+/* A name that would end the line or begin a comment. */
+START_TEST(no_name_breaks_a_row)
+{
+	struct qs_tuned_row row = some_row(1), found;
+	strcpy(row.valid.gpu, "GPU;\naction = bf16");
+	struct qs_tuned *tuned = qs_tuned_open(file());
+	ck_assert(qs_tuned_add(tuned, &row));
+	qs_tuned_close(tuned);
+	strcpy(row.valid.gpu, "GPU??action = bf16");
+	tuned = qs_tuned_open(file());
+	ck_assert(find(tuned, &row, &found));
+	ck_assert_int_eq(found.action, QS_ACTION_FP8);
+	qs_tuned_close(tuned);
+	ck_assert_str_eq(stderr_text(), "");
+}
+END_TEST
+
+START_TEST(what_is_left_out_is_unknown)
+{
+	struct qs_tuned_row row = some_row(1), found;
+	struct qs_tuned *tuned = opened(row_with(1, ""));
+	ck_assert(find(tuned, &row, &found));
+	ck_assert(found.tokens < 0 && found.sqnr < 0);
+	ck_assert(found.ours_us < 0 && found.convert_us < 0 && found.native_us < 0);
+	ck_assert(!found.pinned);
+	ck_assert_str_eq(found.algorithm, "");
+	qs_tuned_close(tuned);
+}
+END_TEST
+
 START_TEST(another_question_has_no_answer)
 {
 	struct qs_tuned_row row = some_row(1), found;
@@ -179,6 +209,32 @@ START_TEST(a_row_of_another_place_does_not_hold)
 }
 END_TEST
 
+/* As a hand may write one. */
+START_TEST(a_row_that_says_nothing_of_its_place_does_not_hold)
+{
+	struct qs_tuned_row row = some_row(1), found;
+	struct qs_tuned *tuned = opened("[product]\nkey = TN m=1 n=64 k=64 bf16 alpha=2\nmeasured "
+	                                "= fp8\nscale = row\nformat = e5m2\naction = fp8\n");
+	ck_assert(!find(tuned, &row, &found));
+	qs_tuned_close(tuned);
+	ck_assert_ptr_nonnull(
+	        strstr(stderr_text(), "rows of another GPU (none, here NVIDIA H200) are not used"));
+}
+END_TEST
+
+START_TEST(the_last_of_pinned_rows_counts)
+{
+	char both[2048];
+	struct qs_tuned_row row = some_row(1), found;
+	snprintf(both, sizeof both, "%s%s", row_with(1, "pinned = yes\nours_us = 5\n"),
+	         row_with(1, "pinned = yes\nours_us = 6\n"));
+	struct qs_tuned *tuned = opened(both);
+	ck_assert(find(tuned, &row, &found));
+	ck_assert(found.ours_us == 6);
+	qs_tuned_close(tuned);
+}
+END_TEST
+
 START_TEST(a_pinned_row_holds_everywhere_and_against_later_ones)
 {
 	char both[2048];
@@ -209,6 +265,8 @@ static const struct {
          "2: unusable value 'fast' of 'ours_us': expected a number ("},
         {"[product]\nkey = ; none\naction = fp8\n",
          "2: unusable value '' of 'key': expected 1 to 111 characters ("},
+        {"[product]\nalgorithm = 0123456789abcdef0\naction = fp8\n",
+         "2: unusable value '0123456789abcdef0' of 'algorithm': expected 1 to 16 characters ("},
         {"[product]\npinned = maybe\naction = fp8\n",
          "2: unusable value 'maybe' of 'pinned': expected no or yes ("},
         {"[product]\nkey = x\naction = fp8\n", "1: the row has no measured ("},
@@ -642,9 +700,13 @@ int main(void)
 	tcase_set_timeout(tcase, 60);
 	tcase_add_test(tcase, a_row_reads_back);
 	tcase_add_test(tcase, what_is_unknown_is_left_out);
+	tcase_add_test(tcase, no_name_breaks_a_row);
+	tcase_add_test(tcase, what_is_left_out_is_unknown);
 	tcase_add_test(tcase, another_question_has_no_answer);
 	tcase_add_test(tcase, the_last_row_counts);
 	tcase_add_loop_test(tcase, a_row_of_another_place_does_not_hold, 0, 5);
+	tcase_add_test(tcase, a_row_that_says_nothing_of_its_place_does_not_hold);
+	tcase_add_test(tcase, the_last_of_pinned_rows_counts);
 	tcase_add_test(tcase, a_pinned_row_holds_everywhere_and_against_later_ones);
 	tcase_add_loop_test(tcase, a_broken_row_is_named_and_the_others_hold, 0,
 	                    (int)(sizeof broken / sizeof *broken));
