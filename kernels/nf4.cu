@@ -36,6 +36,7 @@ static_assert(sizeof(struct qs_weight) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_pack_args) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_expand_args) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_product_args) == 128, "layout is shared with the host");
+static_assert(sizeof(struct qs_wide_args) == 256, "layout is shared with the host");
 
 /* ---- numbers -------------------------------------------------------------------------------- */
 
@@ -421,9 +422,12 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 
 /* ---- expansion ------------------------------------------------------------------------------ */
 
-/* A block expands 2 x 2 tiles at a time through shared memory, so that rows of all targets are
- * written in pieces of 128 bytes and more. The rows of the e4m3 form are swizzled: the quarter that
- * a row belongs to is mixed into the place of its 16-byte chunks, for the reads along n. */
+/* e4m3 as W lies is the common target: warps expand a quarter of a tile each, on their own. For the
+ * others a block expands 2 x 2 tiles at a time through shared memory, so that rows of all targets
+ * are written in pieces of 128 bytes and more. The rows of the e4m3 form are swizzled: the quarter
+ * that a row belongs to is mixed into the place of its 16-byte chunks, for the reads along n.
+ *
+ * A block of 64 numbers has 16 values. They are made first, and its codes then select bytes. */
 #define EXPAND_EDGE  (2 * QS_WEIGHT_TILE)
 #define BYTE_PITCH   (EXPAND_EDGE + 16)
 #define BF16_PITCH   (2 * EXPAND_EDGE + 16)
@@ -489,24 +493,81 @@ static __device__ __forceinline__ float2 pair_value(uint32_t word, int place, ui
 	                   __fmul_rn(book[second][lane], scale));
 }
 
+/* What a lane multiplies absmax with: the codebook's four values whose bytes it makes for the four
+ * lanes that share a row, times the inverse of the scale. This is a power of two; where it makes a
+ * difference that it is not multiplied with last, e4m3 is zero. */
+struct values {
+	float of[4];
+};
+
+static __device__ __forceinline__ struct values values_of(const float (*book)[WARP], float inverse)
+{
+	const unsigned lane = threadIdx.x % WARP;
+	struct values values;
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		values.of[i] = book[lane % 4 * 4 + i][lane] * inverse;
+	return values;
+}
+
+/* e4m3 of the 16 codes of a row, a byte each. */
+static __device__ __forceinline__ uint4 bytes_of(const struct values &values, float absmax)
+{
+	const uint32_t four = e4m3_pair_finite(values.of[0] * absmax, values.of[1] * absmax) |
+	                      e4m3_pair_finite(values.of[2] * absmax, values.of[3] * absmax) << 16;
+	return make_uint4(__shfl_sync(FULL, four, 0, 4), __shfl_sync(FULL, four, 1, 4),
+	                  __shfl_sync(FULL, four, 2, 4), __shfl_sync(FULL, four, 3, 4));
+}
+
+/* Those of the four codes in the lower half of a word. */
+static __device__ __forceinline__ uint32_t select_four(const uint4 &bytes, uint32_t codes)
+{
+	const uint32_t below = __byte_perm(bytes.x, bytes.y, codes & 0x7777);
+	const uint32_t above = __byte_perm(bytes.z, bytes.w, codes & 0x7777);
+	return __byte_perm(below, above, 0x3210 | (codes >> 1 & 0x4444));
+}
+
+/* e4m3 of a lane's share: rows g and g + 8, 16 columns a word, in which each pair's second element
+ * comes before its first. */
+struct expanded {
+	uint32_t row[2][STEPS];
+};
+
+static __device__ __forceinline__ struct expanded expand_share(const struct share &share,
+                                                               const struct values &values)
+{
+	const uint4 low = bytes_of(values, float_of(share.absmax));
+	const uint4 high = bytes_of(values, __uint_as_float(share.absmax & 0xffff0000u));
+	struct expanded expanded;
+#pragma unroll
+	for (int step = 0; step < STEPS; step++) {
+		const uint32_t word = word_of(share.codes, step);
+		expanded.row[0][step] = select_four(low, __byte_perm(word, 0, 0x4420));
+		expanded.row[1][step] = select_four(high, __byte_perm(word, 0, 0x4431));
+	}
+	return expanded;
+}
+
 static __device__ __forceinline__ unsigned swizzled(unsigned row, unsigned column)
 {
 	return row * BYTE_PITCH + (column ^ (row / QUARTER_ROWS % 8 * 16));
 }
 
-static __device__ __forceinline__ void lay_bytes(const struct shares &shares, float inverse,
-                                                 const float (*book)[WARP], uint8_t *block)
+static __device__ __forceinline__ void lay_bytes(const struct shares &shares,
+                                                 const struct values &values, uint8_t *block)
 {
 #pragma unroll
-	for (int i = 0; i < EXPAND_LOADS * 16; i++) {
-		const struct share &share = shares.of[i / 16];
-		const unsigned section = section_of(i / 16);
-		const unsigned row = section_row(section) + i % 2 * 8;
-		const unsigned column = section_column(section) + i / 4 % 4 * 16 + i % 4 / 2 * 8;
-		const float2 value =
-		        pair_value(word_of(share.codes, i / 4 % 4), i % 4, share.absmax, book);
-		*(uint16_t *)(block + swizzled(row, column)) =
-		        (uint16_t)e4m3_pair_finite(value.x * inverse, value.y * inverse);
+	for (int i = 0; i < EXPAND_LOADS; i++) {
+		const struct expanded expanded = expand_share(shares.of[i], values);
+		const unsigned section = section_of(i);
+		const unsigned row = section_row(section), column = section_column(section);
+#pragma unroll
+		for (int j = 0; j < 2 * STEPS; j++) {
+			const uint32_t pairs = __byte_perm(expanded.row[j % 2][j / 2], 0, 0x2301);
+			const unsigned r = row + j % 2 * 8, c = column + j / 2 * 16;
+			*(uint16_t *)(block + swizzled(r, c)) = (uint16_t)pairs;
+			*(uint16_t *)(block + swizzled(r, c + 8)) = (uint16_t)(pairs >> 16);
+		}
 	}
 }
 
@@ -595,6 +656,104 @@ static __device__ __forceinline__ void store_turned(const struct qs_expand_args 
 		        make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
+/* Where W is to lie as it did, a warp expands a quarter of so many tiles of a strip at a time, and
+ * the warps of a block all quarters of twice as many. There is no memory for 2^32 tiles. */
+#define RUN 4
+
+/* What a block works on. */
+struct run {
+	uint32_t strips, chunks, across; /* rows and columns of tiles of W; runs of a strip   */
+	uint32_t strip, chunk;           /* of the warp's first tile                          */
+};
+
+static __device__ __forceinline__ void begin_run(struct run *run, uint32_t number)
+{
+	run->strip = number / run->across;
+	run->chunk = (number - run->strip * run->across) * 2 * RUN + threadIdx.x / WARP / 4 * RUN;
+}
+
+/* The lane's shares of them, and beyond the weight none. */
+static __device__ __forceinline__ void load_run(const struct run &run, const uint8_t *packed,
+                                                struct share *shares)
+{
+	const uint32_t lane = threadIdx.x % WARP, quarter = threadIdx.x / WARP % 4;
+	const uint8_t *tile =
+	        packed + ((int64_t)run.strip * run.chunks + run.chunk) * QS_NF4_TILE_BYTES;
+	const uint8_t *codes = tile + (quarter * WARP + lane) * 16;
+	const uint8_t *absmax = tile + QS_NF4_CODE_BYTES + quarter * 32 + lane / 4 * 4;
+#pragma unroll
+	for (int i = 0; i < RUN; i++)
+		if (run.chunk + i < run.chunks) {
+			shares[i].codes = __ldcs((const uint4 *)(codes + i * QS_NF4_TILE_BYTES));
+			shares[i].absmax =
+			        __ldcs((const uint32_t *)(absmax + i * QS_NF4_TILE_BYTES));
+		}
+}
+
+/* Lanes exchange what they have of a quarter, so that each has 16 columns of two rows: a step of
+ * rows g and g + 8. `stage`: 1 KB of the warp's, 64 bytes a row, the chunk of a step mixed with the
+ * row. */
+static __device__ __forceinline__ void exchange(const struct expanded &expanded, uint8_t *stage,
+                                                uint4 *chunks)
+{
+	const uint32_t g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+	const uint32_t row = g * 64 + g / 2 % 4 * 16;
+	__syncwarp();
+#pragma unroll
+	for (int i = 0; i < 2 * STEPS; i++)
+		*(uint32_t *)(stage + ((row + t * 4) ^ i / 2 * 16) + i % 2 * 512) =
+		        expanded.row[i % 2][i / 2];
+	__syncwarp();
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		const uint4 in = *(const uint4 *)(stage + (row ^ t * 16) + i * 512);
+		chunks[i] = make_uint4(
+		        __byte_perm(in.x, in.y, 0x4501), __byte_perm(in.z, in.w, 0x4501),
+		        __byte_perm(in.x, in.y, 0x6723), __byte_perm(in.z, in.w, 0x6723));
+	}
+}
+
+static __device__ __forceinline__ void store_run(const struct qs_expand_args &args,
+                                                 const struct run &run, const struct share *shares,
+                                                 const struct values &values, uint8_t *stage)
+{
+	const uint32_t lane = threadIdx.x % WARP, quarter = threadIdx.x / WARP % 4;
+	const int64_t row = (int64_t)run.strip * QS_WEIGHT_TILE + quarter * QUARTER_ROWS + lane / 4;
+	uint8_t *to = (uint8_t *)args.straight + row * args.k + run.chunk * QS_WEIGHT_TILE +
+	              lane % 4 * 16;
+	uint8_t *below = to + 8 * args.k;
+#pragma unroll
+	for (int i = 0; i < RUN; i++) {
+		uint4 chunks[2];
+		if (run.chunk + i >= run.chunks)
+			break;
+		exchange(expand_share(shares[i], values), stage, chunks);
+		if (row < args.n)
+			*(uint4 *)(to + i * QS_WEIGHT_TILE) = chunks[0];
+		if (row + 8 < args.n)
+			*(uint4 *)(below + i * QS_WEIGHT_TILE) = chunks[1];
+	}
+}
+
+/* While some warps wait for what they expand others do so. */
+static __device__ __forceinline__ void expand_straight(const struct qs_expand_args &args,
+                                                       const uint8_t *packed,
+                                                       const struct values &values, uint8_t *stage)
+{
+	struct run run;
+	run.strips = (uint32_t)qs_shares(args.n, QS_WEIGHT_TILE);
+	run.chunks = (uint32_t)(args.k / QS_WEIGHT_TILE);
+	run.across = (run.chunks + 2 * RUN - 1) / (2 * RUN);
+	const uint32_t work = run.strips * run.across;
+#pragma unroll 1
+	for (uint32_t i = blockIdx.x; i < work; i += gridDim.x) {
+		struct share shares[RUN] = {};
+		begin_run(&run, i);
+		load_run(run, packed, shares);
+		store_run(args, run, shares, values, stage);
+	}
+}
+
 extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER_SM)
         qs_nf4_expand(struct qs_expand_args args)
 {
@@ -611,6 +770,11 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 		*(float *)args.scale =
 		        weight->nonfinite ? __uint_as_float(0x7fffffffu) : scale_of(inverse);
 	__syncthreads();
+	const struct values values = values_of(book, inverse);
+	if (args.straight && !args.turned && !args.bf16) {
+		expand_straight(args, packed, values, block + threadIdx.x / WARP * 1024);
+		return;
+	}
 	struct shares next = load_shares(packed, blockIdx.x / across * 2, blockIdx.x % across * 2,
 	                                 strips, chunks);
 	for (int64_t i = blockIdx.x; i < work; i += gridDim.x) {
@@ -626,7 +790,7 @@ extern "C" __global__ void __launch_bounds__(QS_PACK_THREADS, QS_PACK_BLOCKS_PER
 			__syncthreads();
 		}
 		if (args.straight || args.turned) {
-			lay_bytes(shares, inverse, book, block);
+			lay_bytes(shares, values, block);
 			__syncthreads();
 			if (args.straight)
 				store_straight(&args, at, block);
@@ -676,11 +840,11 @@ static __device__ __forceinline__ uint32_t scaled_code(uint32_t code)
 	return (low & 0xff) | (high & 0xff) << 8;
 }
 
-/* By the warps that multiply; 16 bytes, four copies of an entry, at a time. A thread's entries have
- * the same low code. */
-static __device__ __forceinline__ void fill_table(uint8_t *table)
+/* By the THREADS that multiply; 16 bytes, four copies of an entry, at a time. A thread's entries
+ * have the same low code. */
+template <uint32_t THREADS> static __device__ __forceinline__ void fill_table(uint8_t *table)
 {
-	const uint32_t low = threadIdx.x / 8 % 16, places = QS_MULTIPLIERS / 8 / 16;
+	const uint32_t low = threadIdx.x / 8 % 16, places = THREADS / 8 / 16;
 	const uint32_t second = scaled_code(low) << 16;
 #pragma unroll
 	for (uint32_t i = 0; i < 16 / places; i++) {
@@ -734,8 +898,15 @@ static __device__ __forceinline__ void decode_nf4(uint32_t word, struct table ta
 
 #define STAGES (HOPPER ? QS_HOPPER_STAGES : QS_STAGES) /* of X */
 
-/* The warps that sample, after those that multiply. */
-#define WARP_SAMPLE (QS_MULTIPLIERS / WARP)
+/* The warps that sample are a block's last. */
+#define SAMPLE_WARPS 4
+#define SAMPLERS     (SAMPLE_WARPS * WARP)
+
+/* Number of a thread among them. */
+static __device__ __forceinline__ uint32_t sampler(void)
+{
+	return threadIdx.x + SAMPLERS - blockDim.x;
+}
 
 /* ---- matrix instructions -------------------------------------------------------------------- */
 
@@ -1270,8 +1441,7 @@ static __device__ __noinline__ void drop_weight(const struct qs_product_args &ar
 
 /* A lane's share of the sampled rows: eight elements of the row of a tile, every SAMPLED-th of the
  * block's, and 16 bytes of what the tile keeps of them. */
-#define SAMPLE_WARPS 4
-#define SAMPLED      (SAMPLE_WARPS * WARP / 8)
+#define SAMPLED (SAMPLERS / 8)
 
 struct sampled {
 	const uint16_t *source; /* of the next tile, or NULL: no such row              */
@@ -1301,8 +1471,7 @@ static __device__ __forceinline__ struct sampled sampled_of(const struct qs_prod
                                                             const struct job &job, uint64_t packed,
                                                             uint32_t row_of_tile)
 {
-	const uint32_t place = (threadIdx.x - WARP_SAMPLE * WARP) / 8,
-	               strips = log2_of(args.strips);
+	const uint32_t place = sampler() / 8, strips = log2_of(args.strips);
 	const uint32_t strip = job.strip + (place & (args.strips - 1));
 	const uint32_t first = job.first + (place >> strips), next = SAMPLED >> strips;
 	const int64_t row = (int64_t)strip * QS_WEIGHT_TILE + row_of_tile;
@@ -1328,7 +1497,7 @@ static_assert(QS_SAMPLE_BYTES == QS_SAMPLE_STEPS * SAMPLED * SAMPLE_PITCH,
 
 static __device__ __forceinline__ uint8_t *sample_slot(uint8_t *samples, uint32_t i)
 {
-	const uint32_t place = (threadIdx.x - WARP_SAMPLE * WARP) / 8;
+	const uint32_t place = sampler() / 8;
 	return samples + (i % QS_SAMPLE_STEPS * SAMPLED + place) * SAMPLE_PITCH;
 }
 
@@ -1400,7 +1569,7 @@ static __device__ __forceinline__ void fetch_samples(const struct qs_product_arg
 /* The warps that sample know what one of them has found out. */
 static __device__ __forceinline__ void meet_samplers(void)
 {
-	meet<1 + QS_PAIRS>(SAMPLE_WARPS * WARP);
+	meet<1 + QS_PAIRS>(SAMPLERS);
 }
 
 /* The warps that sample: one thread learns what is to be known of the weight, and another moves the
@@ -1410,7 +1579,7 @@ static __device__ __forceinline__ void sample(const struct qs_product_args &args
                                               const struct job &job, struct control *control,
                                               uint8_t *samples)
 {
-	if (threadIdx.x == WARP_SAMPLE * WARP)
+	if (sampler() == 0)
 		know_validity(args, control);
 	meet_samplers();
 	if (args.flags & QS_PRODUCT_FROZEN)
@@ -1422,7 +1591,7 @@ static __device__ __forceinline__ void sample(const struct qs_product_args &args
 		sampled = sampled_of<NF4>(args, job, control->packed, row);
 	const uint32_t tiles = sampled.left;
 	copy_first_samples(&sampled, samples);
-	if (threadIdx.x == WARP_SAMPLE * WARP)
+	if (sampler() == 0)
 		last = is_last_reader(args);
 	const bool same = samples_are_same<NF4>(control, sampled, tiles, row, samples);
 	if (__any_sync(FULL, !same) && threadIdx.x % WARP == 0)
@@ -1971,7 +2140,7 @@ static __device__ __forceinline__ void work(const struct qs_product_args &args,
 	if (args.packed)
 		load_first(&worker, job, args.packed);
 	if (NF4)
-		fill_table(shared->table);
+		fill_table<QS_MULTIPLIERS>(shared->table);
 	wait_for_work_ahead();
 	worker.x = shared_address(shared->x) + job.turn * x_bytes<TOKENS>;
 	worker.share = x_share_of(args, job);
@@ -2000,26 +2169,28 @@ static __device__ __forceinline__ void work(const struct qs_product_args &args,
 		lay_source(args, partial);
 }
 
-/* The other warps, in step with these. */
-template <bool NF4>
+/* The other warps, in step with these. JOB says what the block works on; `table` is first in shared
+ * memory. */
+template <bool NF4, struct job JOB(const struct qs_product_args &)>
 static __device__ __forceinline__ void help(const struct qs_product_args &args,
-                                            struct shared *shared)
+                                            const uint8_t *table, struct control *control,
+                                            uint8_t *samples)
 {
-	if (threadIdx.x / WARP == WARP_SAMPLE)
-		fill_range(&shared->control, threadIdx.x % WARP);
+	if (sampler() < WARP)
+		fill_range(control, threadIdx.x % WARP);
 	if ((args.flags & (QS_PRODUCT_EARLY | QS_PRODUCT_FROZEN)) == QS_PRODUCT_EARLY &&
 	    args.packed)
-		fetch_samples<NF4>(args, job_of(args));
+		fetch_samples<NF4>(args, JOB(args));
 	wait_for_work_ahead();
-	if (threadIdx.x == WARP_SAMPLE * WARP) {
-		know_tiles(args, &shared->control);
+	if (sampler() == 0) {
+		know_tiles(args, control);
 		/* so it is, but nobody has promised it */
-		if (HOPPER && (shared_address(shared) & 0xffff) != SHARED_START)
-			shared->control.known = 0;
+		if (HOPPER && (shared_address(table) & 0xffff) != SHARED_START)
+			control->known = 0;
 	}
 	__syncthreads();
 	let_next_begin();
-	sample<NF4>(args, job_of(args), &shared->control, shared->samples);
+	sample<NF4>(args, JOB(args), control, samples);
 	copies_wait<0>();
 	__syncthreads();
 }
@@ -2063,10 +2234,500 @@ static __device__ __forceinline__ void product(const struct qs_product_args &arg
 		finish_block<TOKENS>(args, shared);
 	} else {
 		leave_registers<TOKENS>();
-		help<NF4>(args, shared);
+		help<NF4, job_of>(args, shared->table, &shared->control, shared->samples);
 		sums_are_laid(args);
 	}
 }
+
+/* ---- wide products -------------------------------------------------------------------------- */
+
+/* With more tokens the tensor cores are the limit, and the L2 cache, from which X comes. A block
+ * has two strips, each of which a group of four warps multiplies with up to 128 tokens by wgmma, so
+ * that a tile is decoded once for all of these: its A operand is laid out as that of mma.sync, and
+ * comes from registers. While a tile is multiplied the next one is decoded. A thread of a third
+ * group has the copy engine read X into a ring of stages, and the warps of a fourth sample W. The
+ * scale goes into the weights, one rounding of each: scaling sums would take as long as the
+ * product. */
+
+#if HOPPER
+
+#define WIDE_AHEAD 12 /* tiles of a strip that are on their way into the L2 cache */
+
+template <int TOKENS> static constexpr uint32_t wide_stages = QS_WIDE_STAGES *QS_WIDE_SPAN / TOKENS;
+
+struct wide_shared {
+	uint8_t table[QS_TABLE_BYTES];
+	uint8_t x[QS_WIDE_X_BYTES];
+	uint8_t landing[QS_WIDE_LANDING_BYTES]; /* sums that the cluster gives this block */
+	uint8_t samples[QS_SAMPLE_BYTES];
+	struct control control;
+	uint64_t full[2 * QS_WIDE_STAGES];  /* mbarriers: X of a stage has come  */
+	uint64_t empty[2 * QS_WIDE_STAGES]; /* and has been multiplied           */
+};
+
+static_assert(sizeof(struct wide_shared) <= QS_WIDE_SHARED, "the host allocates so much");
+static_assert(offsetof(struct wide_shared, x) % 1024 == 0, "swizzled rows start there");
+
+/* A walk through the ring. */
+template <int TOKENS> struct stage {
+	uint32_t at, parity;
+
+	__device__ __forceinline__ void next(void)
+	{
+		at++;
+		if (at == wide_stages<TOKENS>) {
+			at = 0;
+			parity ^= 1;
+		}
+	}
+};
+
+/* Of it, `row`, `turn` and `half` are not used. */
+template <int TOKENS>
+static __device__ __forceinline__ struct job wide_job_of(const struct qs_product_args &args)
+{
+	const uint32_t rank = blockIdx.x & (args.split - 1),
+	               place = blockIdx.x >> log2_of(args.split);
+	const uint32_t spans = (args.tokens + TOKENS - 1) / TOKENS;
+	struct job job = {};
+	job.strips = (uint32_t)qs_shares(args.n, QS_WEIGHT_TILE);
+	job.strip = place / spans * QS_WIDE_STRIPS;
+	job.chunks = (uint32_t)(args.k / QS_WEIGHT_TILE);
+	const uint32_t share = (job.chunks + args.split - 1) >> log2_of(args.split);
+	job.first = min(rank * share, job.chunks);
+	job.end = min(job.first + share, job.chunks);
+	job.token = place % spans * TOKENS;
+	job.tokens = min(args.tokens - job.token, TOKENS);
+	return job;
+}
+
+static __device__ __forceinline__ void begin_barrier(uint64_t *barrier, uint32_t arrivals)
+{
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+	             "r"(arrivals)
+	             : "memory");
+}
+
+static __device__ __forceinline__ void arrive(uint64_t *barrier)
+{
+	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+	             : "memory");
+}
+
+static __device__ __forceinline__ void wait_for(uint64_t *barrier, uint32_t parity)
+{
+	asm volatile("{\n.reg .pred done;\nagain:\n"
+	             "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+	             "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+	             "r"(parity)
+	             : "memory");
+}
+
+/* ---- X and tiles, for wide products --------------------------------------------------------- */
+
+/* By one thread, before any other uses them. */
+static __device__ __forceinline__ void begin_stages(struct wide_shared *shared)
+{
+	for (uint32_t i = 0; i < 2 * QS_WIDE_STAGES; i++) {
+		begin_barrier(&shared->full[i], 1);
+		begin_barrier(&shared->empty[i], QS_WIDE_MULTIPLIERS / WARP);
+	}
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* X of a tile's columns: rows of 128 bytes, one a token, swizzled as above; zeros beyond the last
+ * token. */
+template <int TOKENS>
+static __device__ __forceinline__ void copy_stage(const struct qs_wide_args &args,
+                                                  struct wide_shared *shared, uint32_t stage,
+                                                  uint32_t column, uint32_t token)
+{
+	const uint32_t full = shared_address(&shared->full[stage]);
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full),
+	             "r"(x_bytes<TOKENS>)
+	             : "memory");
+	asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
+	             "bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+	                     shared_address(shared->x + stage * x_bytes<TOKENS>)),
+	             "l"((const void *)args.map), "r"(column), "r"(token), "r"(full)
+	             : "memory");
+}
+
+/* Brings tile `chunk` of each strip into the L2 cache. */
+static __device__ __forceinline__ void fetch_tiles(const struct job &job, uint64_t packed,
+                                                   uint32_t chunk)
+{
+	for (uint32_t i = 0; i < QS_WIDE_STRIPS; i++)
+		if (job.strip + i < job.strips)
+			asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+			                     tile_at<true>(packed, job, job.strip + i, chunk)),
+			             "n"(QS_NF4_TILE_BYTES)
+			             : "memory");
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void feed_all(const struct qs_wide_args &args,
+                                                const struct job &job, struct wide_shared *shared)
+{
+	struct stage<TOKENS> stage = {
+		0, 1
+	}; /* each is empty at first */
+#pragma unroll 1
+	for (uint32_t i = job.first; i < job.end; i++) {
+		wait_for(&shared->empty[stage.at], stage.parity);
+		copy_stage<TOKENS>(args, shared, stage.at, i * QS_WEIGHT_TILE, job.token);
+		if (i + WIDE_AHEAD < job.end)
+			fetch_tiles(job, shared->control.packed, i + WIDE_AHEAD);
+		stage.next();
+	}
+}
+
+/* One thread of these warps feeds the others. Before the work ahead has ended it fetches tiles,
+ * whose contents it does not look at. */
+template <int TOKENS>
+static __device__ __forceinline__ void feed(const struct qs_wide_args &args,
+                                            struct wide_shared *shared)
+{
+	const struct job job = wide_job_of<TOKENS>(args.product);
+	const bool feeds = threadIdx.x == QS_WIDE_MULTIPLIERS;
+	if (feeds) {
+		begin_stages(shared);
+		if (args.product.packed)
+			for (uint32_t i = job.first; i < min(job.first + WIDE_AHEAD, job.end); i++)
+				fetch_tiles(job, args.product.packed, i);
+	}
+	wait_for_work_ahead();
+	__syncthreads();
+	let_next_begin();
+	if (feeds && shared->control.known)
+		feed_all<TOKENS>(args, job, shared);
+	__syncthreads();
+}
+
+/* A lane's share of a tile: its quarter is that of the warp in its group. */
+struct wide_part {
+	uint4 codes;
+	uint32_t absmax; /* of rows g and g + 8 */
+};
+
+/* `tile`: from the lane's codes in one tile to those in the next are QS_NF4_TILE_BYTES. */
+static __device__ __forceinline__ struct wide_part load_wide(const uint8_t *tile)
+{
+	const uint32_t thread = threadIdx.x % 128, lane = thread % WARP;
+	const int32_t absmax = QS_NF4_CODE_BYTES + thread / WARP * 32 + lane / 4 * 4 - thread * 16;
+	struct wide_part part;
+	part.codes = load_codes<false>(tile);
+	asm volatile("ld.global.u32 %0, [%1];" : "=r"(part.absmax) : "l"(tile + absmax));
+	return part;
+}
+
+static __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, uint32_t scales)
+{
+	uint32_t result;
+	asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(scales));
+	return result;
+}
+
+/* The A operands of a tile, a step of 16 columns after the other. They are made here, not where
+ * they are used. */
+static __device__ __forceinline__ void decode_wide(const struct wide_part &part, struct table table,
+                                                   uint32_t (*a)[4])
+{
+	const uint32_t low = __byte_perm(part.absmax, 0, 0x1010);
+	const uint32_t high = __byte_perm(part.absmax, 0, 0x3232);
+#pragma unroll
+	for (int step = 0; step < STEPS; step++) {
+		decode_nf4(word_of(part.codes, step), table, a[step]);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			a[step][i] = scaled_pair(a[step][i], i % 2 ? high : low);
+		asm volatile(""
+		             : "+r"(a[step][0]), "+r"(a[step][1]), "+r"(a[step][2]),
+		               "+r"(a[step][3]));
+	}
+}
+
+/* ---- wgmma ---------------------------------------------------------------------------------- */
+
+/* Sums of a lane over its quarter of a strip and eight tokens each, as mma.m16n8k16 leaves them. */
+template <int TOKENS> struct wide_sums {
+	float at[TOKENS / 8][4];
+};
+
+/* The B operand whose rows of 128 bytes start at a shared address: one for each token, swizzled, in
+ * groups of eight. */
+static __device__ __forceinline__ uint64_t wide_x(uint32_t address)
+{
+	return (uint64_t)1 << 62 | (uint64_t)(1024 / 16) << 32 | 1 << 16 | (address & 0x3ffff) / 16;
+}
+
+#define SUMS_1(i)  "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define SUMS_4(i)  SUMS_1(i), SUMS_1(i + 1), SUMS_1(i + 2), SUMS_1(i + 3)
+#define SUMS_8(i)  SUMS_4(i), SUMS_4(i + 4)
+#define SUMS_16(i) SUMS_8(i), SUMS_8(i + 8)
+
+/* sums += W X' of 16 columns, begun only. */
+static __device__ __forceinline__ void multiply_wide(struct wide_sums<64> *sums, const uint32_t *a,
+                                                     uint64_t b)
+{
+	float(*d)[4] = sums->at;
+	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+	             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+	             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+	             "%16, %17, %18, %19, %20, %21, %22, %23, "
+	             "%24, %25, %26, %27, %28, %29, %30, %31}, "
+	             "{%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
+	             : SUMS_8(0)
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+static __device__ __forceinline__ void multiply_wide(struct wide_sums<128> *sums, const uint32_t *a,
+                                                     uint64_t b)
+{
+	float(*d)[4] = sums->at;
+	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+	             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+	             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+	             "%16, %17, %18, %19, %20, %21, %22, %23, "
+	             "%24, %25, %26, %27, %28, %29, %30, %31, "
+	             "%32, %33, %34, %35, %36, %37, %38, %39, "
+	             "%40, %41, %42, %43, %44, %45, %46, %47, "
+	             "%48, %49, %50, %51, %52, %53, %54, %55, "
+	             "%56, %57, %58, %59, %60, %61, %62, %63}, "
+	             "{%64, %65, %66, %67}, %68, add, 1, 1, 0;\n}"
+	             : SUMS_16(0)
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+#undef SUMS_1
+#undef SUMS_4
+#undef SUMS_8
+#undef SUMS_16
+
+/* All of a tile with the X of a stage, begun only. */
+template <int TOKENS>
+static __device__ __forceinline__ void begin_tile(struct wide_sums<TOKENS> *sums,
+                                                  const uint32_t (*a)[4], uint32_t x)
+{
+	const uint64_t b = wide_x(x);
+	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+	for (int step = 0; step < STEPS; step++)
+		multiply_wide(sums, a[step], b + step * 2); /* 32 bytes further in each row */
+	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void end_tile(void)
+{
+	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+/* What a group of warps walks along. */
+template <int TOKENS> struct wide_walk {
+	const uint8_t *tiles;      /* the lane's codes in the first tile         */
+	uint32_t steps;            /* tiles                                      */
+	struct wide_part parts[2]; /* of the next tiles, before they are decoded */
+	uint32_t a[2][STEPS][4];   /* of this tile and the next                  */
+	struct stage<TOKENS> stage;
+};
+
+/* Beyond the last tile this one, for nothing. */
+template <int TOKENS>
+static __device__ __forceinline__ struct wide_part part_at(const struct wide_walk<TOKENS> &walk,
+                                                           uint32_t step)
+{
+	return load_wide(walk.tiles + (int64_t)min(step, walk.steps - 1) * QS_NF4_TILE_BYTES);
+}
+
+/* Multiplies tile `step`, whose number is ODD or not, and decodes the next one meanwhile. */
+template <int TOKENS, int ODD>
+static __device__ __forceinline__ void
+take_step(struct wide_sums<TOKENS> *sums, struct wide_walk<TOKENS> *walk,
+          struct wide_shared *shared, struct table table, uint32_t step)
+{
+	const uint32_t at = walk->stage.at;
+	wait_for(&shared->full[at], walk->stage.parity);
+	begin_tile(sums, walk->a[ODD], shared_address(shared->x + at * x_bytes<TOKENS>));
+	decode_wide(walk->parts[!ODD], table, walk->a[!ODD]);
+	walk->parts[!ODD] = part_at(*walk, step + 3);
+	end_tile();
+	if (threadIdx.x % WARP == 0)
+		arrive(&shared->empty[at]);
+	walk->stage.next();
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void walk_along(struct wide_sums<TOKENS> *sums,
+                                                  const struct job &job, struct wide_shared *shared)
+{
+	/* beyond the last strip this one is multiplied, for nothing */
+	const uint32_t strip = min(job.strip + threadIdx.x / 128, job.strips - 1);
+	const struct table table = table_at(shared_address(shared->table));
+	struct wide_walk<TOKENS> walk;
+	walk.steps = job.end - job.first;
+	if (walk.steps == 0)
+		return;
+	walk.tiles = tile_at<true>(shared->control.packed, job, strip, job.first) +
+	             threadIdx.x % 128 * 16;
+	walk.stage = {0, 0};
+	walk.parts[0] = part_at(walk, 0);
+	walk.parts[1] = part_at(walk, 1);
+	decode_wide(walk.parts[0], table, walk.a[0]);
+	walk.parts[0] = part_at(walk, 2);
+#pragma unroll 1
+	for (uint32_t step = 0; step < walk.steps; step += 2) {
+		take_step<TOKENS, 0>(sums, &walk, shared, table, step);
+		if (step + 1 < walk.steps)
+			take_step<TOKENS, 1>(sums, &walk, shared, table, step + 1);
+	}
+}
+
+/* ---- results of wide products --------------------------------------------------------------- */
+
+/* Each block of a cluster finishes a share of the tokens: so many eights. */
+template <int TOKENS>
+static __device__ __forceinline__ uint32_t wide_share(const struct qs_product_args &args)
+{
+	return TOKENS / 8 >> log2_of(args.split);
+}
+
+/* Gives a lane's sums of eight tokens to the block that finishes these: to a place for each lane of
+ * each block. */
+template <int TOKENS>
+static __device__ __forceinline__ void give_eight(const struct qs_product_args &args,
+                                                  struct wide_shared *shared, uint32_t eight,
+                                                  const float *sum, float factor)
+{
+	const uint32_t share = wide_share<TOKENS>(args), rank = blockIdx.x & (args.split - 1);
+	const uint32_t place = rank * share + (eight & (share - 1));
+	give((const float4 *)shared->landing + place * QS_WIDE_MULTIPLIERS + threadIdx.x,
+	     &shared->control.landed, eight >> log2_of(share),
+	     make_float4(sum[0] * factor, sum[1] * factor, sum[2] * factor, sum[3] * factor));
+}
+
+/* A lane's sums from W itself, for when the tiles are not valid: slow. */
+template <int TOKENS>
+static __device__ __noinline__ void give_source(const struct qs_product_args &args,
+                                                struct wide_shared *shared)
+{
+	const struct job job = wide_job_of<TOKENS>(args);
+	const int64_t row = (int64_t)job.strip * QS_WEIGHT_TILE + threadIdx.x / WARP * QUARTER_ROWS;
+#pragma unroll 1
+	for (uint32_t eight = 0; eight < TOKENS / 8; eight++) {
+		float sum[4] = {0, 0, 0, 0};
+#pragma unroll 1
+		for (uint32_t i = job.first * STEPS; i < job.end * STEPS; i++) {
+			uint32_t a[4], b[2];
+			load_b(args, job, eight * 8, (int64_t)i * 16, b);
+			load_w(args, row, (int64_t)i * 16, a);
+			multiply(sum, a, b);
+		}
+		give_eight<TOKENS>(args, shared, eight, sum, 1);
+	}
+}
+
+/* Where a token's sums are, over the rows of the block: in place of the table and X. */
+#define WIDE_PITCH (QS_WIDE_STRIPS * QS_WEIGHT_TILE + 4)
+
+static_assert(QS_WIDE_SPAN * WIDE_PITCH * 4 <= offsetof(struct wide_shared, landing),
+              "what is given is not there");
+
+/* Adds what has been given to the block, in the order of its givers. */
+template <int TOKENS>
+static __device__ __forceinline__ void lay_wide(const struct qs_product_args &args,
+                                                struct wide_shared *shared, float *partial)
+{
+	const uint32_t share = wide_share<TOKENS>(args), lane = threadIdx.x % WARP;
+	const uint32_t row = threadIdx.x / WARP * QUARTER_ROWS + lane / 4;
+#pragma unroll 1
+	for (uint32_t i = 0; i < share; i++) {
+		const float4 *given = (const float4 *)shared->landing + i * QS_WIDE_MULTIPLIERS;
+		const float4 sum = add_turns((const float *)(given + threadIdx.x), args.split,
+		                             share * QS_WIDE_MULTIPLIERS * 4);
+		float *to = partial + (i * 8 + lane % 4 * 2) * WIDE_PITCH + row;
+		to[0] = sum.x;
+		to[WIDE_PITCH] = sum.y;
+		to[8] = sum.z;
+		to[WIDE_PITCH + 8] = sum.w;
+	}
+}
+
+/* Results of four rows of a token at a time. */
+template <int TOKENS>
+static __device__ __forceinline__ void finish_wide(const struct qs_product_args &args,
+                                                   const struct job &job, const float *partial)
+{
+	const uint32_t fours = QS_WIDE_STRIPS * QS_WEIGHT_TILE / 4;
+	const uint32_t share = wide_share<TOKENS>(args) * 8;
+	const uint32_t first = (blockIdx.x & (args.split - 1)) * share;
+	const uint32_t tokens = first < job.tokens ? min(share, job.tokens - first) : 0;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < tokens * fours; i += QS_WIDE_MULTIPLIERS) {
+		const uint32_t token = i / fours, row = i % fours * 4;
+		finish_four(args, *(const float4 *)(partial + token * WIDE_PITCH + row),
+		            job.token + first + token, (int64_t)job.strip * QS_WEIGHT_TILE + row);
+	}
+}
+
+/* ---- roles of warps in wide products -------------------------------------------------------- */
+
+template <int TOKENS>
+static __device__ __forceinline__ void work_wide(const struct qs_product_args &args,
+                                                 struct wide_shared *shared)
+{
+	const struct job job = wide_job_of<TOKENS>(args);
+	struct wide_sums<TOKENS> sums = {
+	};
+	float *partial = (float *)shared;
+	fill_table<QS_WIDE_MULTIPLIERS>(shared->table);
+	wait_for_work_ahead();
+	__syncthreads();
+	let_next_begin();
+	if (shared->control.known)
+		walk_along(&sums, job, shared);
+	__syncthreads();
+	if (args.split > 1)
+		cluster_wait();
+	if (tiles_are_valid(&shared->control) && !shared->control.changed)
+#pragma unroll
+		for (uint32_t i = 0; i < TOKENS / 8; i++)
+			give_eight<TOKENS>(args, shared, i, sums.at[i], QS_NF4_UNSCALE);
+	else
+		give_source<TOKENS>(args, shared);
+	wait_for_landing(&shared->control.landed);
+	lay_wide<TOKENS>(args, shared, partial);
+	meet<1>(QS_WIDE_MULTIPLIERS);
+	finish_wide<TOKENS>(args, job, partial);
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void product_wide(const struct qs_wide_args &args)
+{
+	extern __shared__ __align__(1024) uint8_t memory[];
+	struct wide_shared *shared = (struct wide_shared *)memory;
+	if (threadIdx.x == QS_WIDE_MULTIPLIERS)
+		expect_landing(&shared->control.landed,
+		               TOKENS * QS_WIDE_STRIPS * QS_WEIGHT_TILE * sizeof(float));
+	if (args.product.split > 1)
+		cluster_arrive();
+	if (!(args.product.flags & QS_PRODUCT_EARLY))
+		wait_for_work_ahead();
+	if (threadIdx.x < QS_WIDE_MULTIPLIERS) {
+		asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+		work_wide<TOKENS>(args.product, shared);
+	} else {
+		asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+		if (threadIdx.x < QS_WIDE_THREADS - SAMPLERS)
+			feed<TOKENS>(args, shared);
+		else
+			help<true, wide_job_of<TOKENS>>(args.product, shared->table,
+			                                &shared->control, shared->samples);
+		if (args.product.split > 1)
+			cluster_wait();
+	}
+}
+
+#endif
 
 /* ---- kernels of products -------------------------------------------------------------------- */
 
@@ -2106,4 +2767,21 @@ extern "C" __global__ void PRODUCT_BOUNDS
 qs_w8a16_32(const __grid_constant__ struct qs_product_args args)
 {
 	product<32, false>(args);
+}
+
+/* Launched on compute capability 9.0 only. */
+extern "C" __global__ void __launch_bounds__(QS_WIDE_THREADS, 1)
+        qs_w4a16_wide_64(const __grid_constant__ struct qs_wide_args args)
+{
+#if HOPPER
+	product_wide<64>(args);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(QS_WIDE_THREADS, 1)
+        qs_w4a16_wide_128(const __grid_constant__ struct qs_wide_args args)
+{
+#if HOPPER
+	product_wide<128>(args);
+#endif
 }

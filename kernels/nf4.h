@@ -137,6 +137,12 @@ struct qs_product_args {
 	uint32_t pad;    /* zero                                                              */
 };
 
+/* Parameter of the wide products. 256 bytes, aligned as the map wants to be. */
+struct qs_wide_args {
+	struct qs_product_args product; /* `tokens` has no bound, `strips` is QS_WIDE_STRIPS  */
+	uint64_t map[16] __attribute__((aligned(64))); /* CUtensorMap of X: see map.h          */
+};
+
 /*
  * Kernels, each `extern "C" __global__ void NAME(ARGS)`, launched with a one-dimensional grid.
  * Indices are 64 bits wide.
@@ -165,6 +171,12 @@ struct qs_product_args {
  * with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. If the call is QS_PRODUCT_EARLY and
  * gives `packed` it then loads the first tiles before that work has ended, and uses nothing else
  * that it finds in memory; whether they are complete is for the caller to know (src/engine/thin.c).
+ *
+ * qs_w4a16_wide_T (struct qs_wide_args), T = 64 or 128, for more tokens, on compute capability 9.0
+ * only: the same product of weights that are bf16 numbers, code times absmax rounded once, as
+ * bitsandbytes multiplies them. X is read through a tensor map: its rows are 16-byte aligned. The
+ * bits of a row of D differ from those above, and do not depend on the number of tokens as long as
+ * this needs the same number of 128s. Launched by the geometry of qs_wide_plan; all else as above.
  */
 #define QS_KERNEL_NF4_PACK   "qs_nf4_pack"
 #define QS_KERNEL_FP8_PACK   "qs_fp8_pack"
@@ -179,6 +191,12 @@ static const char *const qs_kernel_w8a16[QS_PRODUCT_KINDS] = {
         "qs_w8a16_8",
         "qs_w8a16_16",
         "qs_w8a16_32",
+};
+
+#define QS_WIDE_KINDS 2 /* of T */
+static const char *const qs_kernel_wide[QS_WIDE_KINDS] = {
+        "qs_w4a16_wide_64",
+        "qs_w4a16_wide_128",
 };
 
 #define QS_PACK_THREADS       256
@@ -209,6 +227,19 @@ static const char *const qs_kernel_w8a16[QS_PRODUCT_KINDS] = {
 	 QS_HOPPER_X_BYTES + QS_LANDING_BYTES + QS_CONTROL_BYTES)
 #define QS_SHARED_BYTES                                                                            \
 	(QS_TABLE_BYTES + QS_SAMPLE_BYTES + QS_STAGES * QS_STAGE_SCALES + QS_X_BYTES +             \
+	 QS_CONTROL_BYTES)
+
+/* Wide products: a group of four warps multiplies a row of tiles with T tokens; another feeds it
+ * with X, one more samples. */
+#define QS_WIDE_STRIPS        2u  /* row tiles of a block                                        */
+#define QS_WIDE_SPAN          128 /* the larger T                                                */
+#define QS_WIDE_MULTIPLIERS   (QS_WIDE_STRIPS * 128)
+#define QS_WIDE_THREADS       (QS_WIDE_MULTIPLIERS + 256)
+#define QS_WIDE_STAGES        5 /* of X, T = 128; twice as many of half the size                 */
+#define QS_WIDE_X_BYTES       (QS_WIDE_STAGES * QS_WIDE_SPAN * QS_WEIGHT_TILE * 2)
+#define QS_WIDE_LANDING_BYTES (QS_WIDE_SPAN * QS_WIDE_STRIPS * QS_WEIGHT_TILE * 4)
+#define QS_WIDE_SHARED                                                                             \
+	(QS_TABLE_BYTES + QS_WIDE_X_BYTES + QS_WIDE_LANDING_BYTES + QS_SAMPLE_BYTES +              \
 	 QS_CONTROL_BYTES)
 
 /* What the products need to know of a device. */
@@ -317,6 +348,54 @@ static inline struct qs_product_geometry qs_product_plan(struct qs_product_args 
 	if (device->hopper)
 		qs_product_split(args, fp8 ? QS_FP8_TILE_BYTES : QS_NF4_TILE_BYTES, device);
 	return qs_product_geometry(args, device);
+}
+
+/* Tokens of a block of this kind. */
+QS_INLINE uint32_t qs_wide_tokens(uint32_t kind)
+{
+	return QS_WIDE_SPAN >> (QS_WIDE_KINDS - 1 - kind);
+}
+
+/* Clusters of a wide product. */
+QS_INLINE int64_t qs_wide_clusters(int64_t n, int64_t tokens, uint32_t kind)
+{
+	return qs_shares(n, QS_WIDE_STRIPS * QS_WEIGHT_TILE) *
+	       qs_shares(tokens, qs_wide_tokens(kind));
+}
+
+/* What a wide product takes, in clocks: a step decodes a tile of each strip whatever T is. */
+static inline int64_t qs_wide_cost(const struct qs_product_args *args, uint32_t kind, int64_t split,
+                                   int64_t clusters)
+{
+	const int64_t tokens = qs_shares(args->tokens, QS_WIDE_SPAN) * QS_WIDE_SPAN;
+	const int64_t waves = qs_shares(qs_wide_clusters(args->n, tokens, kind), clusters);
+	const int64_t steps = qs_shares(args->k / QS_WEIGHT_TILE, split);
+	return waves * (steps * (160 + 3 * qs_wide_tokens(kind)) + 3000 + (split - 1) * 1000);
+}
+
+/* Completes the args of a wide product and says how to launch it. Tokens count by the 128. */
+static inline struct qs_product_geometry qs_wide_plan(struct qs_product_args *args,
+                                                      const struct qs_product_device *device)
+{
+	struct qs_product_geometry geometry = {.threads = QS_WIDE_THREADS,
+	                                       .shared = QS_WIDE_SHARED};
+	int64_t least = INT64_MAX;
+	args->strips = QS_WIDE_STRIPS;
+	for (uint32_t kind = 0; kind < QS_WIDE_KINDS; kind++)
+		for (int i = 0; i < 3; i++) {
+			if (device->clusters[i] < 1)
+				continue;
+			const int64_t cost = qs_wide_cost(args, kind, 1 << i, device->clusters[i]);
+			if (cost >= least)
+				continue;
+			least = cost;
+			geometry.kind = kind;
+			args->split = 1u << i;
+		}
+	geometry.cluster = args->split;
+	geometry.blocks =
+	        (uint32_t)qs_wide_clusters(args->n, args->tokens, geometry.kind) * args->split;
+	return geometry;
 }
 
 #endif

@@ -189,15 +189,12 @@ static CUresult count_clusters(CUfunction function, struct qs_product_device *de
 	return error;
 }
 
-/* The kernels of one kind of weight, which want more shared memory than a launch may have by
- * default. */
-static CUresult load_products(struct qs_context *context, CUmodule module,
-                              const char *const names[QS_PRODUCT_KINDS],
-                              CUfunction functions[QS_PRODUCT_KINDS])
+/* Kernels of products, which want more shared memory than a launch may have by default. */
+static CUresult load_products(CUmodule module, int shared, const char *const *names,
+                              CUfunction *functions, int count)
 {
-	const int shared = context->products.hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES;
 	CUresult error = CUDA_SUCCESS;
-	for (int i = 0; i < QS_PRODUCT_KINDS && !error; i++) {
+	for (int i = 0; i < count && !error; i++) {
 		error = load_function(module, names[i], &functions[i]);
 		if (!error)
 			error = qs_driver_get()->cuFuncSetAttribute(
@@ -212,11 +209,19 @@ static bool load_all_products(struct qs_context *context, CUmodule module)
 	const struct qs_driver *cu = qs_driver_get();
 	context->products.sms = context->sms;
 	context->products.hopper = context->cc == 90;
+	const int shared = context->products.hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES;
 	if (!cu->cuLaunchKernelEx || !cu->cuOccupancyMaxActiveClusters ||
-	    load_products(context, module, qs_kernel_w4a16, context->w4a16) ||
-	    load_products(context, module, qs_kernel_w8a16, context->w8a16))
+	    load_products(module, shared, qs_kernel_w4a16, context->w4a16, QS_PRODUCT_KINDS) ||
+	    load_products(module, shared, qs_kernel_w8a16, context->w8a16, QS_PRODUCT_KINDS))
 		return false;
 	return !context->products.hopper || !count_clusters(context->w4a16[0], &context->products);
+}
+
+/* Those for more tokens, which only Hopper runs. */
+static bool load_wide(struct qs_context *context, CUmodule module)
+{
+	return context->products.hopper && qs_driver_get()->cuTensorMapEncodeTiled &&
+	       !load_products(module, QS_WIDE_SHARED, qs_kernel_wide, context->wide, QS_WIDE_KINDS);
 }
 
 /* Where a driver cannot launch clusters, or a device has too little shared memory, there are no
@@ -232,6 +237,7 @@ static CUresult load_nf4(struct qs_context *context)
 	};
 	CUresult error = load(&module, qs_fatbin_nf4, kernels, COUNT(kernels));
 	context->few_tokens = !error && load_all_products(context, module);
+	context->many_tokens = context->few_tokens && load_wide(context, module);
 	return error;
 }
 

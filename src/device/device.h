@@ -69,7 +69,8 @@ struct qs_options;
 	X(cuLaunchKernelEx)                                                                        \
 	X(cuOccupancyMaxActiveClusters)                                                            \
 	X(cuStreamGetId)                                                                           \
-	X(cuStreamQuery)
+	X(cuStreamQuery)                                                                           \
+	X(cuTensorMapEncodeTiled)
 
 /* cuda.h of CUDA 13 declares only the newest form; this one is in every driver since 11.3. */
 typedef CUresult qs_capture_info_function(CUstream stream, CUstreamCaptureStatus *status,
@@ -138,6 +139,8 @@ struct qs_context {
 	CUfunction w4a16[QS_PRODUCT_KINDS], w8a16[QS_PRODUCT_KINDS];
 	struct qs_product_device products; /* for the geometry of the last two                 */
 	bool few_tokens;                   /* these can be launched                            */
+	CUfunction wide[QS_WIDE_KINDS];    /* for more tokens, with NF4                        */
+	bool many_tokens;                  /* these can be launched                            */
 	CUdeviceptr history;   /* uint32_t[QS_HISTORY_SLOTS], zero at first; 0 = none    */
 	enum qs_reason reason; /* why the context cannot be used; QS_REASON_AUTO = it can */
 	const char *detail;    /* what failed, or NULL                                   */

@@ -1,8 +1,9 @@
 /* The nf4 engine: operand A, the weight of a linear layer, in NF4.
  *
- * Few tokens: a kernel of ours multiplies the packed weight with bf16 activations. More, and
- * dX = dY W: the packed weight is expanded to fp8, the other operand quantised to fp8, and cuBLASLt
- * multiplies: the errors of fp8 are a fraction of those of NF4, and half the time of bf16.
+ * Few tokens, on Hopper some hundreds: a kernel of ours multiplies the packed weight with bf16
+ * activations. More, and dX = dY W: the packed weight is expanded to fp8, the other operand
+ * quantised to fp8, and cuBLASLt multiplies: the errors of fp8 are a fraction of those of NF4, and
+ * half the time of bf16.
  *
  * The packed weight is kept between calls once it was seen to stay as it is (operand/cache.h).
  * Before that, and where it never does, it is packed for each call: slower than the native product,
@@ -24,7 +25,7 @@
 
 /* One product in one context, complete but for the pointers. */
 struct nf4 {
-	struct qs_lt *lt;            /* NULL: few tokens                                   */
+	struct qs_lt *lt;            /* NULL: one kernel of ours                           */
 	struct qs_operands operands; /* A is never quantised by it                         */
 	bool keeps;                  /* the packed weight, between calls                   */
 };
@@ -294,9 +295,27 @@ static bool prepare_many(struct nf4 *nf4, const struct qs_gemm *g, struct qs_con
 	       (choice->trial || time_in_scratch(nf4, g, context, stream, choice, failure));
 }
 
-/* With few tokens nothing is timed: there is one kernel, and it reads a quarter of the bytes. But a
- * program of nothing else must make one native product, or no launch of cuBLAS is ever seen, and
- * without that no weight is kept (qs_epoch_trusted). */
+/* Weights of a product of more than few tokens from which on our kernel is faster than the
+ * program's own call without having been timed. */
+#define SURE_WEIGHTS ((int64_t)4096 * 4096)
+#define SURE_TOKENS  128
+
+/* Whether one kernel of ours is to compute it. Where nf4 is wanted only if it is faster, and that
+ * is not sure, cuBLASLt's product of the expanded weight is, which is timed. */
+static bool is_alone(const struct qs_gemm *g, const struct qs_context *context,
+                     const struct qs_choice *choice)
+{
+	const struct qs_key *key = &g->key;
+	if (qs_thin_fits(g, context))
+		return true;
+	return qs_thin_fits_nf4(g, context) &&
+	       (choice->eager || choice->trial ||
+	        (key->n <= SURE_TOKENS && key->m * key->k >= SURE_WEIGHTS));
+}
+
+/* What one kernel of ours computes is not timed: with few tokens it reads a quarter of the bytes.
+ * But a program of nothing else must make one native product, or no launch of cuBLAS is ever seen,
+ * and without that no weight is kept (qs_epoch_trusted). */
 static void *prepare(const struct qs_gemm *g, struct qs_context *context,
                      const struct qs_stream *stream, const struct qs_choice *choice,
                      struct qs_failure *failure)
@@ -309,7 +328,7 @@ static void *prepare(const struct qs_gemm *g, struct qs_context *context,
 		return NULL;
 	}
 	nf4->keeps = !choice->trial && qs_process()->options->validity >= QS_VALIDITY_VERIFIED;
-	if (!qs_thin_fits(g, context)) {
+	if (!is_alone(g, context, choice)) {
 		if (prepare_many(nf4, g, context, stream, choice, failure))
 			return nf4;
 		destroy(nf4);

@@ -3,18 +3,41 @@
 
 #include <cublasLt.h>
 
+#include "kernels/map.h"
+
 /* Bits of cublasLtEpilogue_t that are understood here; 1 is "none". */
 #define EPILOGUES                                                                                  \
 	(CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_RELU |             \
 	 CUBLASLT_EPILOGUE_GELU)
 
+/* With so many tokens and more, expanding the weight and multiplying it in fp8 is faster. */
+#define WIDE_MAX 256
+
+/* But for the number of tokens. */
+static bool fits(const struct qs_key *key)
+{
+	const bool bias = key->epilogue & CUBLASLT_EPILOGUE_BIAS;
+	return key->ta == CUBLAS_OP_T && key->tb == CUBLAS_OP_N && key->k % QS_WEIGHT_TILE == 0 &&
+	       key->in_place && !(key->epilogue & ~EPILOGUES) &&
+	       (!bias || key->bias_type == CUDA_R_16BF);
+}
+
+static bool is_wide(const struct qs_key *key)
+{
+	return key->n > QS_TOKENS_MAX;
+}
+
 bool qs_thin_fits(const struct qs_gemm *g, const struct qs_context *context)
 {
+	return context->few_tokens && !is_wide(&g->key) && fits(&g->key);
+}
+
+bool qs_thin_fits_nf4(const struct qs_gemm *g, const struct qs_context *context)
+{
 	const struct qs_key *key = &g->key;
-	const bool bias = key->epilogue & CUBLASLT_EPILOGUE_BIAS;
-	return context->few_tokens && key->ta == CUBLAS_OP_T && key->tb == CUBLAS_OP_N &&
-	       key->n <= QS_TOKENS_MAX && key->k % QS_WEIGHT_TILE == 0 && key->in_place &&
-	       !(key->epilogue & ~EPILOGUES) && (!bias || key->bias_type == CUDA_R_16BF);
+	if (!is_wide(key))
+		return qs_thin_fits(g, context);
+	return context->many_tokens && key->n <= WIDE_MAX && (key->align & QS_ALIGN_B) && fits(key);
 }
 
 static uint32_t activation_of(int32_t epilogue)
@@ -114,29 +137,48 @@ static unsigned attributes_of(const struct qs_product_args *args,
 	return count;
 }
 
+/* `args`: parameter of the kernel, which begins with a qs_product_args. */
+static CUresult launch(CUfunction function, const struct qs_product_geometry *geometry, void *args,
+                       const struct qs_stream *stream)
+{
+	void *arguments[] = {args};
+	CUlaunchAttribute attributes[ATTRIBUTES] = {{0}};
+	const CUlaunchConfig config = {
+	        .gridDimX = geometry->blocks,
+	        .gridDimY = 1,
+	        .gridDimZ = 1,
+	        .blockDimX = geometry->threads,
+	        .blockDimY = 1,
+	        .blockDimZ = 1,
+	        .sharedMemBytes = geometry->shared,
+	        .hStream = stream->handle,
+	        .attrs = attributes,
+	        .numAttrs = attributes_of(args, geometry, attributes),
+	};
+	return qs_driver_get()->cuLaunchKernelEx(&config, function, arguments, NULL);
+}
+
+static CUresult run_wide(const struct qs_context *context, const struct qs_stream *stream,
+                         const struct qs_product_args *product)
+{
+	struct qs_wide_args args = {.product = *product};
+	const struct qs_product_geometry geometry = qs_wide_plan(&args.product, &context->products);
+	const CUresult error =
+	        qs_wide_map(qs_driver_get()->cuTensorMapEncodeTiled, &args, geometry.kind);
+	return error ? error : launch(context->wide[geometry.kind], &geometry, &args, stream);
+}
+
 CUresult qs_thin_run(const struct qs_context *context, const struct qs_stream *stream,
                      const struct qs_gemm *g, enum qs_form_kind kind,
                      const struct qs_kept_view *weight, bool sample)
 {
 	struct qs_product_args args = describe(g, weight, sample);
-	void *arguments[] = {&args};
 	const bool fp8 = kind == QS_FORM_FP8_TILES;
-	const struct qs_product_geometry geometry = qs_product_plan(&args, fp8, &context->products);
-	CUlaunchAttribute attributes[ATTRIBUTES] = {{0}};
 	if (may_load_early(context, stream, weight))
 		args.flags |= QS_PRODUCT_EARLY;
-	const CUlaunchConfig config = {
-	        .gridDimX = geometry.blocks,
-	        .gridDimY = 1,
-	        .gridDimZ = 1,
-	        .blockDimX = geometry.threads,
-	        .blockDimY = 1,
-	        .blockDimZ = 1,
-	        .sharedMemBytes = geometry.shared,
-	        .hStream = stream->handle,
-	        .attrs = attributes,
-	        .numAttrs = attributes_of(&args, &geometry, attributes),
-	};
+	if (is_wide(&g->key))
+		return run_wide(context, stream, &args);
+	const struct qs_product_geometry geometry = qs_product_plan(&args, fp8, &context->products);
 	const CUfunction function = (fp8 ? context->w8a16 : context->w4a16)[geometry.kind];
-	return qs_driver_get()->cuLaunchKernelEx(&config, function, arguments, NULL);
+	return launch(function, &geometry, &args, stream);
 }

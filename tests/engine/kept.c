@@ -5,8 +5,9 @@
 
 const struct product shapes[SHAPES] = {
         {.name = "few tokens", .ta = CUBLAS_OP_T, .m = OUT, .n = 8, .k = IN},
-        {.name = "many tokens", .ta = CUBLAS_OP_T, .m = OUT, .n = 70, .k = IN},
+        {.name = "many tokens", .ta = CUBLAS_OP_T, .m = OUT, .n = 270, .k = IN},
         {.name = "dX", .ta = CUBLAS_OP_N, .m = IN, .n = 70, .k = OUT},
+        {.name = "more tokens", .ta = CUBLAS_OP_T, .m = OUT, .n = 80, .k = IN},
 };
 
 const struct kind kinds[KINDS] = {
@@ -16,6 +17,7 @@ const struct kind kinds[KINDS] = {
         {"fp8, few tokens", "fp8", 0, FORM_FP8_TILES, 30.5, 37},
         {"fp8, many tokens", "fp8", 1, FORM_FP8, 26.5, 30},
         {"fp8, dX", "fp8", 2, FORM_FP8_TURNED, 26.5, 30},
+        {"nf4, more tokens", "nf4", 3, FORM_NF4, 18.5, 24.5},
 };
 
 const char *const levels[2] = {"tracked", "verified"};

@@ -14,13 +14,13 @@
 #define BYTES  (OUT * IN * sizeof(uint16_t))
 #define WARMUP 6 /* calls until a copy is made and no longer doubted */
 
-/* Few tokens, many, and dX. */
-#define SHAPES 3
+/* Few tokens, many, dX, and what is between few and many. */
+#define SHAPES 4
 extern const struct product shapes[SHAPES];
 
 /* Which engine, with which shape: one for each form in which weights are kept, and both ways in
  * which NF4 is expanded. */
-#define KINDS 6
+#define KINDS 7
 extern const struct kind {
 	const char *name, *action;
 	int shape;

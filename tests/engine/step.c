@@ -18,6 +18,7 @@ static const char *const counters[LAUNCHES][5] = {
         [EXPANSIONS] = {"kernel:qs_nf4_expand"},
         [THIN4] = {"kernel:qs_w4a16_8", "kernel:qs_w4a16_16", "kernel:qs_w4a16_32"},
         [THIN8] = {"kernel:qs_w8a16_8", "kernel:qs_w8a16_16", "kernel:qs_w8a16_32"},
+        [WIDE4] = {"kernel:qs_w4a16_wide_64", "kernel:qs_w4a16_wide_128"},
         [HASHES] = {"kernel:qs_hash"},
         [SAMPLES] = {"kernel:qs_nf4_sample", "kernel:qs_fp8_sample"},
         [CASTS] = {"kernel:qs_quantise"},

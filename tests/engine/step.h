@@ -16,6 +16,7 @@ enum launches {
 	EXPANSIONS, /* qs_nf4_expand                                  */
 	THIN4,      /* qs_w4a16_*                                     */
 	THIN8,      /* qs_w8a16_*                                     */
+	WIDE4,      /* qs_w4a16_wide_*                                */
 	HASHES,     /* qs_hash                                        */
 	SAMPLES,    /* qs_nf4_sample, qs_fp8_sample                   */
 	CASTS,      /* qs_quantise: of operands that are not kept     */

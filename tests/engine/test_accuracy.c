@@ -11,9 +11,9 @@
 
 static const struct product shapes[] = {
         {.ta = CUBLAS_OP_T, .m = 64, .n = 48, .k = 128},
-        {.ta = CUBLAS_OP_T, .m = 64, .n = 80, .k = 128, .pad_d = 8},
+        {.ta = CUBLAS_OP_T, .m = 64, .n = 280, .k = 128, .pad_d = 8},
         {.tb = CUBLAS_OP_T, .m = 64, .n = 48, .k = 128, .beta = 1.0f, .fp32_out = true},
-        {.ta = CUBLAS_OP_T, .m = 64, .n = 80, .k = 128, .beta = 1.0f},
+        {.ta = CUBLAS_OP_T, .m = 64, .n = 280, .k = 128, .beta = 1.0f},
 };
 
 static void count_products(int number, const struct work *before, long fp8)

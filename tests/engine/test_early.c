@@ -18,7 +18,7 @@
 #define WARMUP 6 /* calls until a copy is made and no longer doubted */
 
 static const struct product few = {.ta = CUBLAS_OP_T, .m = OUT, .n = 8, .k = IN};
-static const struct product many = {.ta = CUBLAS_OP_T, .m = OUT, .n = 70, .k = IN};
+static const struct product many = {.ta = CUBLAS_OP_T, .m = OUT, .n = 270, .k = IN};
 
 static struct session session;
 static struct made x;

@@ -14,7 +14,7 @@
 /* `many COUNT`: a weight and more tokens than a kernel of ours multiplies. */
 static int many(int argc, char **argv)
 {
-	const struct product p = {.ta = CUBLAS_OP_T, .m = 64, .n = 80, .k = 128};
+	const struct product p = {.ta = CUBLAS_OP_T, .m = 64, .n = 280, .k = 128};
 	struct session session;
 	struct made made;
 	session_open(&session);

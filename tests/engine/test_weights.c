@@ -69,18 +69,21 @@ static const struct product few[] = {
 
 /* What cuBLASLt multiplies, from fp8 operands. */
 static const struct product many[] = {
-        {.name = "65 tokens", SHAPE(65)},
-        {.name = "200 tokens", SHAPE(200)},
+        {.name = "257 tokens", SHAPE(257)},
+        {.name = "300 tokens", SHAPE(300)},
+        {.name = "65 tokens, unaligned X", SHAPE(65), .shift_b = 1},
+        {.name = "65 tokens, odd ld of X", SHAPE(65), .pad_b = 5},
+        {.name = "65 tokens, C apart", .lt = true, SHAPE(65), .beta = -8.0f, .apart = true},
         {.name = "dX, 1 token", TURNED(1)},
         {.name = "dX, 17 tokens", TURNED(17)},
         {.name = "dX, 200 tokens", TURNED(200)},
         {.name = "dX, 77 outputs", .ta = N_, .m = 128, .n = 17, .k = 77},
         {.name = "beta -8, C apart", .lt = true, SHAPE(8), .beta = -8.0f, .apart = true},
-        {.name = "beta 4", SHAPE(65), .beta = 4.0f},
+        {.name = "beta 4", SHAPE(257), .beta = 4.0f},
         {.name = "dX, beta 4", TURNED(65), .beta = 4.0f},
-        {.name = "bias", LT(65, BIAS)},
-        {.name = "relu, bias", LT(65, RELU_BIAS)},
-        {.name = "gelu", LT(65, GELU)},
+        {.name = "bias", LT(257, BIAS)},
+        {.name = "relu, bias", LT(257, RELU_BIAS)},
+        {.name = "gelu", LT(257, GELU)},
         {.name = "dX, gelu, bias",
          .lt = true,
          .ta = N_,
@@ -88,11 +91,29 @@ static const struct product many[] = {
          .n = 65,
          .k = 64,
          .epilogue = CUBLASLT_EPILOGUE_GELU_BIAS},
-        {.name = "fp32 D", SHAPE(65), .fp32_out = true},
+        {.name = "fp32 D", SHAPE(257), .fp32_out = true},
         {.name = "dX, fp32 D, beta 4", TURNED(8), .fp32_out = true, .beta = 4.0f},
+        {.name = "alpha -3, beta -8", SHAPE(257), .alpha_minus_1 = -4.0f, .beta = -8.0f},
+        {.name = "padded", SHAPE(257), .pad_a = 8, .pad_b = 24, .pad_d = 16},
+        {.name = "dX, unaligned, odd ld", TURNED(65), .shift_a = 3, .pad_a = 1, .pad_b = 3},
+};
+
+/* What a kernel for more tokens computes, on Hopper, with NF4 weights. */
+static const struct product wide[] = {
+        {.name = "65 tokens", SHAPE(65)},
+        {.name = "128 tokens", SHAPE(128)},
+        {.name = "129 tokens", SHAPE(129)},
+        {.name = "256 tokens", SHAPE(256)},
+        {.name = "1000 outputs", .ta = T_, .m = 1000, .n = 80, .k = 192},
+        {.name = "bias", LT(65, BIAS)},
+        {.name = "relu, bias", LT(65, RELU_BIAS)},
+        {.name = "gelu", LT(65, GELU)},
+        {.name = "beta 4", SHAPE(65), .beta = 4.0f},
+        {.name = "beta 0, C apart", .lt = true, SHAPE(65), .apart = true},
+        {.name = "fp32 D", SHAPE(65), .fp32_out = true},
         {.name = "alpha -3, beta -8", SHAPE(65), .alpha_minus_1 = -4.0f, .beta = -8.0f},
         {.name = "padded", SHAPE(65), .pad_a = 8, .pad_b = 24, .pad_d = 16},
-        {.name = "dX, unaligned, odd ld", TURNED(65), .shift_a = 3, .pad_a = 1, .pad_b = 3},
+        {.name = "unaligned, odd ld of W", SHAPE(65), .shift_a = 3, .pad_a = 1},
 };
 
 /* Those that have no NF4 form, and keep fp8 where A can be a weight. */
@@ -106,8 +127,9 @@ static const struct product without_nf4[] = {
 static const struct product infinite[] = {
         {.name = "NaN, 8 tokens", SHAPE(8), .plant = PLANT_NAN_A},
         {.name = "Inf, 8 tokens", SHAPE(8), .plant = PLANT_INF_A},
-        {.name = "NaN, 65 tokens", SHAPE(65), .plant = PLANT_NAN_A},
+        {.name = "NaN, 257 tokens", SHAPE(257), .plant = PLANT_NAN_A},
         {.name = "Inf, dX", TURNED(8), .plant = PLANT_INF_A},
+        {.name = "NaN, 100 tokens", SHAPE(100), .plant = PLANT_NAN_A},
 };
 
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
@@ -116,9 +138,10 @@ enum table {
 	FEW,
 	MANY,
 	WITHOUT_NF4,
-	INFINITE
+	INFINITE,
+	WIDE
 };
-static const struct product *const tables[] = {few, many, without_nf4, infinite};
+static const struct product *const tables[] = {few, many, without_nf4, infinite, wide};
 
 /* ---- scenes -------------------------------------------------------------------------------------
  */
@@ -147,7 +170,7 @@ static int scene_repeat(int argc, char **argv)
 /* Few tokens, many, and dX, of one weight in turn. */
 static int scene_layer(int argc, char **argv)
 {
-	static const struct product shapes[] = {{SHAPE(8)}, {SHAPE(65)}, {TURNED(65)}};
+	static const struct product shapes[] = {{SHAPE(8)}, {SHAPE(257)}, {TURNED(65)}};
 	struct session session;
 	struct made made[3];
 	(void)argc, (void)argv;
@@ -355,6 +378,25 @@ START_TEST(nf4_with_few_tokens_is_one_kernel)
 }
 END_TEST
 
+START_TEST(nf4_with_more_tokens_is_one_kernel)
+{
+	const struct product *p = &wide[_i];
+	repeat(NF4, WIDE, _i, CALLS);
+	expect_decision("nf4", "rule");
+	ck_assert_uint_eq(total_replaced(&outcome), CALLS);
+	for (int i = 0; i < CALLS; i++) {
+		const struct step step = step_at(&outcome, i);
+		expect_nf4(p, i, &step);
+		expect_launches(p, &step, i, WIDE4, 1);
+		expect_launches(p, &step, i, EARLY, i >= CLEAN_AT);
+		expect_launches(p, &step, i, EXPANSIONS, 0);
+		expect_launches(p, &step, i, FP8, 0);
+		if (i > MADE_AT)
+			ck_assert_int_eq(step.written, 0);
+	}
+}
+END_TEST
+
 /* cuBLAS launches nothing in such a program, and so shows nothing. */
 START_TEST(nf4_is_kept_where_the_program_makes_no_other_products)
 {
@@ -376,6 +418,7 @@ START_TEST(nf4_with_more_tokens_and_backward_is_expanded_to_fp8)
 		expect_nf4(p, i, &step);
 		expect_launches(p, &step, i, EXPANSIONS, 1);
 		expect_launches(p, &step, i, THIN4, 0);
+		expect_launches(p, &step, i, WIDE4, 0);
 		expect_launches(p, &step, i, FP8, 1);
 		if (i > MADE_AT)
 			ck_assert_int_eq(step.written, other_bytes(p));
@@ -422,17 +465,19 @@ START_TEST(devices_without_fp8_have_no_nf4)
 }
 END_TEST
 
-/* One kernel for few tokens runs as well where there are no clusters. */
+/* One kernel for few tokens runs as well where there are no clusters, that for more does not. */
 START_TEST(nf4_runs_on_every_device_with_fp8)
 {
+	static const enum table ran[] = {FEW, MANY, WIDE};
 	static const char *const capabilities[] = {
 	        "SOFTCUDA_CAPABILITY=89", "SOFTCUDA_CAPABILITY=100", "SOFTCUDA_CAPABILITY=120"};
-	const char *const env[] = {NF4, capabilities[_i / 2], NULL};
-	const enum table table = _i % 2 ? MANY : FEW;
+	const char *const env[] = {NF4, capabilities[_i / 3], NULL};
+	const enum table table = ran[_i % 3];
 	repeat_with(env, table, 1, CALLS, NULL);
 	for (int i = 0; i < CALLS; i++) {
 		const struct step step = step_at(&outcome, i);
 		expect_nf4(&tables[table][1], i, &step);
+		expect_launches(&tables[table][1], &step, i, WIDE4, 0);
 	}
 }
 END_TEST
@@ -445,7 +490,7 @@ END_TEST
 START_TEST(a_weight_that_is_not_finite_has_no_nf4)
 {
 	const struct product *p = &infinite[_i];
-	const bool is_few = _i < 2;
+	const bool is_few = _i != 2 && _i != 3;
 	repeat(NF4, INFINITE, _i, CALLS);
 	ck_assert_int_eq(decisions_with(&outcome, "nonfinite"), 1);
 	ck_assert_uint_eq(total_replaced(&outcome), 1);
@@ -682,6 +727,8 @@ START_TEST(performant_nf4_must_win_where_it_can_be_timed)
 	        {"SOFTCUDA_PRODUCT_US=100", "nf4", "rule", MANY},
 	        {"SOFTCUDA_PRODUCT_US=25", "native", "not-faster", MANY},
 	        {"SOFTCUDA_PRODUCT_US=25", "nf4", "rule", FEW},
+	        {"SOFTCUDA_PRODUCT_US=100", "nf4", "rule", WIDE},
+	        {"SOFTCUDA_PRODUCT_US=25", "native", "not-faster", WIDE},
 	};
 	const struct clock *clock = &clocks[_i];
 	const char *const env[] = {"QSHIM_SET=tune.budget_ms=60000;default.action=nf4;default."
@@ -694,6 +741,22 @@ START_TEST(performant_nf4_must_win_where_it_can_be_timed)
 		expect_quality(&few[1], &step, i,
 		               strcmp(clock->action, "nf4") ? native : four_bits);
 	}
+}
+END_TEST
+
+/* Large weights are not timed: our kernel is faster. Only the decision is looked at. */
+START_TEST(performant_nf4_of_large_weights_is_sure_to_win)
+{
+	static const struct size {
+		const char *m, *n, *action;
+	} sizes[] = {{"4096", "128", "nf4"}, {"4096", "129", "native"}, {"4032", "128", "native"}};
+	const struct size *size = &sizes[_i];
+	const char *const env[] = {"QSHIM_SET=tune.budget_ms=60000;default.action=nf4;default."
+	                           "strategy=performant",
+	                           "SOFTCUDA_PRODUCT_US=25", "SOFTCUDA_IDLE_PRODUCTS=1", CLOCK,
+	                           NULL};
+	run_scene(&outcome, SHIMMED, env, "decide", "TN", size->m, size->n, "4096", NULL);
+	ck_assert_str_eq(only_decision(&outcome)->action, size->action);
 }
 END_TEST
 
@@ -756,6 +819,7 @@ int main(int argc, char **argv)
 	TCase *tcase = tcase_create("weights");
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, nf4_with_few_tokens_is_one_kernel, 0, COUNT(few));
+	tcase_add_loop_test(tcase, nf4_with_more_tokens_is_one_kernel, 0, COUNT(wide));
 	tcase_add_test(tcase, nf4_is_kept_where_the_program_makes_no_other_products);
 	tcase_add_loop_test(tcase, launches_that_fail_leave_nf4_to_the_program, 0, 2);
 	tcase_add_loop_test(tcase, nf4_with_more_tokens_and_backward_is_expanded_to_fp8, 0,
@@ -763,7 +827,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, what_is_no_weight_of_whole_blocks_has_no_nf4, 0,
 	                    COUNT(without_nf4));
 	tcase_add_loop_test(tcase, devices_without_fp8_have_no_nf4, 0, 2);
-	tcase_add_loop_test(tcase, nf4_runs_on_every_device_with_fp8, 0, 6);
+	tcase_add_loop_test(tcase, nf4_runs_on_every_device_with_fp8, 0, 9);
 	tcase_add_loop_test(tcase, a_weight_that_is_not_finite_has_no_nf4, 0, COUNT(infinite));
 	tcase_add_loop_test(tcase, a_weight_that_is_not_finite_has_fp8_but_no_tiles, 0,
 	                    COUNT(infinite));
@@ -777,7 +841,8 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, levels_below_verified_keep_nothing, 0, 8);
 	tcase_add_loop_test(tcase, verified_looks_at_every_use, 0, 4);
 	tcase_add_loop_test(tcase, frozen_keeps_at_the_first_use, 0, 4);
-	tcase_add_loop_test(tcase, performant_nf4_must_win_where_it_can_be_timed, 0, 3);
+	tcase_add_loop_test(tcase, performant_nf4_must_win_where_it_can_be_timed, 0, 5);
+	tcase_add_loop_test(tcase, performant_nf4_of_large_weights_is_sure_to_win, 0, 3);
 	tcase_add_test(tcase, eager_nf4_is_timed_and_done_in_any_case);
 	tcase_add_loop_test(tcase, presets_decide_as_they_say, 0, COUNT(choices));
 	suite_add_tcase(suite, tcase);

@@ -1,10 +1,11 @@
 /* Speed of products with NF4 and fp8 weights on this machine's GPU, beside cuBLAS's bf16 product in
  * the same run, and of making and expanding the packed weights.
  *
- * Usage: bench_nf4 [--json FILE] [TOKENS N K [STRIPS SPLIT]]. A figure is the median of several
- * replays of a CUDA graph of products, one for each of as many copies of the weight as exceed 400
- * MB in packed form, so that none is found in the L2 cache. It includes the gaps between kernels.
- * The spread is half the distance of the slowest and the fastest replay. Random normal data.
+ * Usage: bench_nf4 [--json FILE] [TOKENS N K [STRIPS SPLIT]]; with more than 64 tokens, T in place
+ * of STRIPS. A figure is the median of several replays of a CUDA graph of products, one for each of
+ * as many copies of the weight as exceed 400 MB in packed form, so that none is found in the L2
+ * cache. It includes the gaps between kernels. The spread is half the distance of the slowest and
+ * the fastest replay. Random normal data.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 #define REPLAYS   21
 #define COLD      ((size_t)400 << 20) /* packed bytes that a graph reads */
 #define COPIES    1024
-#define X_BYTES   ((size_t)QS_TOKENS_MAX * 32768 * 2)
+#define TOKENS    512 /* at most, of products */
+#define X_BYTES   ((size_t)TOKENS * 32768 * 2)
 #define COPY_SIZE ((size_t)1 << 30)
 
 static CUstream stream;
@@ -134,7 +136,7 @@ static void make_work(struct work *work, int64_t n, int64_t k)
 	work->sources = gpu_alloc(c * source_bytes(work));
 	work->scales = gpu_alloc(c * (size_t)n * 4);
 	work->x = gpu_alloc(X_BYTES);
-	work->d = gpu_alloc((size_t)n * QS_TOKENS_MAX * 2);
+	work->d = gpu_alloc((size_t)n * TOKENS * 2);
 	work->expanded = gpu_alloc(source_bytes(work) + 256);
 	randomise(work->sources, c * source_bytes(work));
 	randomise(work->x, X_BYTES);
@@ -194,15 +196,23 @@ static void call_product(const struct work *work, enum what what, uint32_t token
 	                               .alpha = 1,
 	                               .tokens = tokens,
 	                               .flags = QS_PRODUCT_EARLY};
-	struct qs_product_geometry geometry = qs_product_plan(&args, fp8, &nf4.device);
+	const bool wide = tokens > QS_TOKENS_MAX;
+	struct qs_product_geometry geometry =
+	        wide ? qs_wide_plan(&args, &nf4.device) : qs_product_plan(&args, fp8, &nf4.device);
 	if (what == WHAT_W4_FROZEN)
 		args.flags |= QS_PRODUCT_FROZEN;
-	if (strips) {
+	if (wide && strips) {
+		geometry.kind = strips / 128; /* T */
+		args.split = geometry.cluster = split;
+		geometry.blocks =
+		        (uint32_t)qs_wide_clusters(work->n, tokens, geometry.kind) * split;
+	} else if (strips) {
 		args.strips = strips;
 		args.split = split;
 		geometry = qs_product_geometry(&args, &nf4.device);
 	}
-	GPU_CHECK(nf4_launch(&args, &geometry, fp8, what != WHAT_W4_WAITING, stream));
+	GPU_CHECK(wide ? nf4_launch_wide(&args, &geometry, what != WHAT_W4_WAITING, stream)
+	               : nf4_launch(&args, &geometry, fp8, what != WHAT_W4_WAITING, stream));
 }
 
 static void launch(CUfunction kernel, unsigned blocks, void *args)
@@ -341,8 +351,10 @@ static void run_products(const struct work *work, uint32_t tokens)
 	const struct timing w4 = report(work, WHAT_W4, tokens);
 	report(work, WHAT_W4_WAITING, tokens);
 	report(work, WHAT_W4_FROZEN, tokens);
-	const struct timing w8 = report(work, WHAT_W8, tokens);
-	printf("  %5.2f %5.2f\n", bf16.median / w4.median, bf16.median / w8.median);
+	printf("  %5.2f", bf16.median / w4.median);
+	if (tokens <= QS_TOKENS_MAX)
+		printf("  %5.2f", bf16.median / report(work, WHAT_W8, tokens).median);
+	printf("\n");
 	fflush(stdout);
 }
 
@@ -358,9 +370,8 @@ static void run_others(const struct work *work)
 
 static void print_heads(void)
 {
-	printf("of each: us a call (median of %d), +-, TB/s; last two columns: bf16 / w4a16, bf16 "
-	       "/ "
-	       "w8a16; clusters of 1, 2, 4: %d, %d, %d\n%15s %3s",
+	printf("of each: us a call (median of %d), +-, TB/s, and bf16 / w4a16; then w8a16 and bf16 "
+	       "/ w8a16; clusters of 1, 2, 4: %d, %d, %d\n%15s %3s",
 	       REPLAYS, nf4.device.clusters[0], nf4.device.clusters[1], nf4.device.clusters[2],
 	       "n x k     ", "tok");
 	for (int what = WHAT_BF16; what <= WHAT_W8; what++)
@@ -395,7 +406,7 @@ static void run_all(void)
 	static const int64_t shapes[][2] = {{1024, 1024},  {2048, 2048},  {1024, 4096},
 	                                    {4096, 4096},  {8192, 8192},  {14336, 4096},
 	                                    {4096, 14336}, {128256, 4096}};
-	static const uint32_t tokens[] = {1, 8, 16, 32, 64};
+	static const uint32_t tokens[] = {1, 8, 16, 32, 64, 65, 96, 128, 256, 512};
 	struct work work;
 	print_heads();
 	for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

@@ -2,6 +2,7 @@
 #ifndef QS_TESTS_GPU_NF4_H
 #define QS_TESTS_GPU_NF4_H
 
+#include "kernels/map.h"
 #include "kernels/nf4.h"
 #include "tests/gpu/gpu.h"
 
@@ -9,6 +10,7 @@ struct nf4_gpu {
 	__typeof__(cuFuncSetAttribute) *cuFuncSetAttribute;
 	__typeof__(cuLaunchKernelEx) *cuLaunchKernelEx;
 	__typeof__(cuOccupancyMaxActiveClusters) *cuOccupancyMaxActiveClusters;
+	__typeof__(cuTensorMapEncodeTiled) *cuTensorMapEncodeTiled;
 	__typeof__(cuStreamCreate) *cuStreamCreate;
 	__typeof__(cuStreamDestroy) *cuStreamDestroy;
 	__typeof__(cuStreamBeginCapture) *cuStreamBeginCapture;
@@ -20,6 +22,7 @@ struct nf4_gpu {
 	struct qs_product_device device;
 	CUfunction pack, fp8_pack, expand;
 	CUfunction product[2][QS_PRODUCT_KINDS]; /* by fp8, T */
+	CUfunction wide[QS_WIDE_KINDS];          /* on Hopper */
 };
 
 static struct nf4_gpu nf4;
@@ -32,11 +35,11 @@ static inline CUfunction nf4_function(CUmodule module, const char *name)
 }
 
 /* Products take more shared memory than a kernel gets unasked. */
-static inline CUfunction nf4_product_function(CUmodule module, const char *name)
+static inline CUfunction nf4_product_function(CUmodule module, const char *name, int shared)
 {
 	const CUfunction function = nf4_function(module, name);
 	GPU_CHECK(nf4.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-	                                 nf4.device.hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES));
+	                                 shared));
 	return function;
 }
 
@@ -70,6 +73,19 @@ static inline CUresult nf4_launch(const struct qs_product_args *args,
 	return nf4.cuLaunchKernelEx(&config, nf4.product[fp8][geometry->kind], params, NULL);
 }
 
+static inline CUresult nf4_launch_wide(const struct qs_product_args *product,
+                                       const struct qs_product_geometry *geometry, int early,
+                                       CUstream stream)
+{
+	CUlaunchAttribute attributes[2];
+	struct qs_wide_args args = {.product = *product};
+	void *params[] = {&args};
+	const CUlaunchConfig config = nf4_config(geometry, attributes, early, stream);
+	const CUresult error = qs_wide_map(nf4.cuTensorMapEncodeTiled, &args, geometry->kind);
+	return error ? error
+	             : nf4.cuLaunchKernelEx(&config, nf4.wide[geometry->kind], params, NULL);
+}
+
 static inline void nf4_describe_device(void)
 {
 	for (int i = 0; i < 3; i++) {
@@ -101,6 +117,7 @@ static inline void nf4_load_driver(void)
 	NF4_LOAD(cuFuncSetAttribute, "cuFuncSetAttribute");
 	NF4_LOAD(cuLaunchKernelEx, "cuLaunchKernelEx");
 	NF4_LOAD(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters");
+	NF4_LOAD(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
 	NF4_LOAD(cuStreamCreate, "cuStreamCreate");
 	NF4_LOAD(cuStreamDestroy, "cuStreamDestroy_v2");
 	NF4_LOAD(cuStreamBeginCapture, "cuStreamBeginCapture_v2");
@@ -119,14 +136,17 @@ static inline void nf4_open(void)
 	nf4_load_driver();
 	nf4.device.sms = gpu.sms;
 	nf4.device.hopper = gpu_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;
+	const int shared = nf4.device.hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES;
 	GPU_CHECK(gpu.cuModuleLoadData(&module, qs_fatbin_nf4));
 	nf4.pack = nf4_function(module, QS_KERNEL_NF4_PACK);
 	nf4.fp8_pack = nf4_function(module, QS_KERNEL_FP8_PACK);
 	nf4.expand = nf4_function(module, QS_KERNEL_NF4_EXPAND);
 	for (int i = 0; i < QS_PRODUCT_KINDS; i++) {
-		nf4.product[0][i] = nf4_product_function(module, qs_kernel_w4a16[i]);
-		nf4.product[1][i] = nf4_product_function(module, qs_kernel_w8a16[i]);
+		nf4.product[0][i] = nf4_product_function(module, qs_kernel_w4a16[i], shared);
+		nf4.product[1][i] = nf4_product_function(module, qs_kernel_w8a16[i], shared);
 	}
+	for (int i = 0; i < QS_WIDE_KINDS && nf4.device.hopper; i++)
+		nf4.wide[i] = nf4_product_function(module, qs_kernel_wide[i], QS_WIDE_SHARED);
 	if (nf4.device.hopper)
 		nf4_describe_device();
 }

@@ -409,6 +409,7 @@ struct product {
 	struct buffer x, bias, d, before; /* before: what D holds if beta is not 0 */
 	struct qs_product_args host, device;
 	struct qs_product_geometry geometry;
+	bool wide; /* by the kernels for more tokens */
 };
 
 static void fill_normal(struct buffer *buffer, float deviation)
@@ -416,6 +417,20 @@ static void fill_normal(struct buffer *buffer, float deviation)
 	for (size_t i = 0; i < buffer->bytes / 2; i++)
 		((uint16_t *)(uintptr_t)host_of(buffer))[i] = random_normal(deviation);
 	upload(buffer);
+}
+
+/* How the library launches it. */
+static void plan(struct product *p, struct qs_product_args *args)
+{
+	p->wide = args->tokens > QS_TOKENS_MAX;
+	p->geometry = p->wide ? qs_wide_plan(args, &nf4.device)
+	                      : qs_product_plan(args, p->weight->fp8, &nf4.device);
+}
+
+/* Wide products are of NF4, and on Hopper. */
+static bool is_possible(const struct weight *weight, uint32_t tokens)
+{
+	return tokens <= QS_TOKENS_MAX || (nf4.device.hopper && !weight->fp8);
 }
 
 static struct product make_product(struct weight *weight, struct call call)
@@ -445,7 +460,7 @@ static struct product make_product(struct weight *weight, struct call call)
 	                                  .flags = call.flags};
 	if (call.early)
 		p.host.flags |= QS_PRODUCT_EARLY;
-	p.geometry = qs_product_plan(&p.host, weight->fp8, &nf4.device);
+	plan(&p, &p.host);
 	if (call.given) {
 		p.host.packed = weight->host.packed;
 		p.host.scale = weight->host.scale;
@@ -472,8 +487,20 @@ static void drop_product(struct product *p)
 
 static void run_device(struct product *p)
 {
-	GPU_CHECK(nf4_launch(&p->device, &p->geometry, p->weight->fp8, p->call.early, NULL));
+	GPU_CHECK(p->wide ? nf4_launch_wide(&p->device, &p->geometry, p->call.early, NULL)
+	                  : nf4_launch(&p->device, &p->geometry, p->weight->fp8, p->call.early,
+	                               NULL));
 	fetch(&p->d);
+}
+
+static void run_host(struct product *p)
+{
+	struct qs_wide_args args = {.product = p->host};
+	const char *kernel = p->wide          ? qs_kernel_wide[p->geometry.kind]
+	                     : p->weight->fp8 ? "qs_w8a16_8"
+	                                      : "qs_w4a16_8";
+	run_reference(kernel, p->wide ? (void *)&args : &p->host, p->geometry.blocks,
+	              p->geometry.threads);
 }
 
 static double element_of(const struct product *p, const uint8_t *d, int64_t at)
@@ -529,8 +556,7 @@ static void check_product(struct weight *weight, struct call call, const char *w
 			((uint16_t *)(uintptr_t)p.host.d)[i] = random_normal(1);
 	memcpy(before, p.d.host, p.d.bytes + 2 * GUARD);
 	upload(&p.d);
-	run_reference(weight->fp8 ? "qs_w8a16_8" : "qs_w4a16_8", &p.host, p.geometry.blocks,
-	              p.geometry.threads);
+	run_host(&p);
 	run_device(&p);
 	compare_product(&p, what);
 	expect_gaps(&p, before);
@@ -550,7 +576,9 @@ START_TEST(products_equal_the_reference)
 {
 	static const int64_t sizes[][2] = {{1, 64},    {64, 64},   {65, 128},  {200, 320},
 	                                   {257, 704}, {1000, 64}, {192, 2048}};
-	static const uint32_t tokens[] = {1, 3, 8, 9, 16, 17, 32, 33, 64};
+	static const uint32_t tokens[] = {1,  3,  8,  9,   16,  17,  32, 33,
+	                                  64, 65, 96, 127, 128, 129, 200};
+	static const uint32_t invalid[] = {5, 40, 70, 150};
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
 		for (int fp8 = 0; fp8 < 2; fp8++) {
 			struct weight weight =
@@ -558,10 +586,14 @@ START_TEST(products_equal_the_reference)
 			pack(&weight);
 			set_valid(&weight, 1);
 			for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
-				check_product(&weight, with_tokens(plain, tokens[t]), "plain");
+				if (is_possible(&weight, tokens[t]))
+					check_product(&weight, with_tokens(plain, tokens[t]),
+					              "plain");
 			set_valid(&weight, 0);
-			check_product(&weight, with_tokens(plain, 5), "from the source");
-			check_product(&weight, with_tokens(plain, 40), "from the source");
+			for (size_t t = 0; t < sizeof invalid / sizeof *invalid; t++)
+				if (is_possible(&weight, invalid[t]))
+					check_product(&weight, with_tokens(plain, invalid[t]),
+					              "from the source");
 			drop_weight(&weight);
 		}
 }
@@ -585,9 +617,12 @@ START_TEST(epilogues_equal_the_reference)
 			pack(&weight);
 			set_valid(&weight, (uint32_t)valid);
 			for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-				for (uint32_t tokens = 1; tokens < 64; tokens += 12)
-					check_product(&weight, with_tokens(calls[i], tokens),
-					              valid ? "epilogue" : "source's epilogue");
+				for (uint32_t tokens = 1; tokens < 200; tokens += 12)
+					if (is_possible(&weight, tokens) &&
+					    (tokens <= QS_TOKENS_MAX || !calls[i].x_offset))
+						check_product(
+						        &weight, with_tokens(calls[i], tokens),
+						        valid ? "epilogue" : "source's epilogue");
 			drop_weight(&weight);
 		}
 }
@@ -601,7 +636,10 @@ START_TEST(weights_may_lie_anywhere)
 			pack(&weight);
 			for (uint32_t valid = 0; valid < 2; valid++) {
 				set_valid(&weight, valid);
-				check_product(&weight, with_tokens(plain, 20), "layout");
+				for (uint32_t tokens = 20; tokens < 128; tokens += 80)
+					if (is_possible(&weight, tokens))
+						check_product(&weight, with_tokens(plain, tokens),
+						              "layout");
 				/* the reference would not have changed it either */
 				expect_same_word(&weight);
 			}
@@ -628,8 +666,7 @@ START_TEST(every_split_gives_the_product)
 					p.geometry = qs_product_geometry(&p.host, &nf4.device);
 					p.device.strips = p.host.strips;
 					p.device.split = p.host.split;
-					run_reference(fp8 ? "qs_w8a16_8" : "qs_w4a16_8", &p.host,
-					              p.geometry.blocks, p.geometry.threads);
+					run_host(&p);
 					run_device(&p);
 					compare_product(&p, "split");
 					drop_product(&p);
@@ -638,6 +675,49 @@ START_TEST(every_split_gives_the_product)
 	}
 }
 END_TEST
+
+START_TEST(every_split_gives_the_wide_product)
+{
+	static const uint32_t tokens[] = {65, 128, 200};
+	struct weight weight = make_weight(false, 300, 704, &layouts[0]);
+	pack(&weight);
+	set_valid(&weight, 1);
+	for (size_t i = 0; i < 3 * QS_WIDE_KINDS * 3 && nf4.device.hopper; i++) {
+		struct product p = make_product(&weight, with_tokens(plain, tokens[i % 3]));
+		p.host.split = p.device.split = p.geometry.cluster = 1u << i / 3 % 3;
+		p.geometry.kind = (uint32_t)i / 9;
+		p.geometry.blocks =
+		        (uint32_t)qs_wide_clusters(300, p.host.tokens, p.geometry.kind) *
+		        p.host.split;
+		run_host(&p);
+		run_device(&p);
+		compare_product(&p, "split");
+		drop_product(&p);
+	}
+	drop_weight(&weight);
+}
+END_TEST
+
+/* Rows of each number of tokens are those of the last. */
+static void check_rows(struct weight *weight, uint32_t first, uint32_t last)
+{
+	struct product p = make_product(weight, with_tokens(plain, last));
+	const size_t row = (size_t)weight->n * 2;
+	run_device(&p);
+	memcpy(p.d.host, p.d.got, p.d.bytes + 2 * GUARD);
+	for (uint32_t tokens = first; tokens <= last; tokens++) {
+		p.device.tokens = tokens;
+		plan(&p, &p.device);
+		GPU_CHECK(gpu.cuMemsetD8_v2(p.d.device, POISON, p.d.bytes + 2 * GUARD));
+		run_device(&p);
+		ck_assert_msg(memcmp(p.d.got + GUARD, p.d.host + GUARD, row * tokens) == 0,
+		              "%s: %u tokens differ from %u", weight->name, tokens, last);
+		for (size_t at = row * tokens; at < p.d.bytes; at++)
+			if (p.d.got[GUARD + at] != POISON)
+				ck_abort_msg("%s: written beyond %u tokens", weight->name, tokens);
+	}
+	drop_product(&p);
+}
 
 START_TEST(a_row_is_the_same_for_every_number_of_tokens)
 {
@@ -648,25 +728,9 @@ START_TEST(a_row_is_the_same_for_every_number_of_tokens)
 			        make_weight(fp8, sizes[i][0], sizes[i][1], &layouts[0]);
 			pack(&weight);
 			set_valid(&weight, 1);
-			struct product p = make_product(&weight, with_tokens(plain, 64));
-			const size_t row = (size_t)weight.n * 2;
-			run_device(&p);
-			memcpy(p.d.host, p.d.got, p.d.bytes + 2 * GUARD);
-			for (uint32_t tokens = 1; tokens <= 64; tokens++) {
-				p.device.tokens = tokens;
-				p.geometry = qs_product_plan(&p.device, fp8, &nf4.device);
-				GPU_CHECK(gpu.cuMemsetD8_v2(p.d.device, POISON,
-				                            p.d.bytes + 2 * GUARD));
-				run_device(&p);
-				ck_assert_msg(memcmp(p.d.got + GUARD, p.d.host + GUARD,
-				                     row * tokens) == 0,
-				              "%s: %u tokens differ from 64", weight.name, tokens);
-				for (size_t at = row * tokens; at < p.d.bytes; at++)
-					if (p.d.got[GUARD + at] != POISON)
-						ck_abort_msg("%s: written beyond %u tokens",
-						             weight.name, tokens);
-			}
-			drop_product(&p);
+			check_rows(&weight, 1, QS_TOKENS_MAX);
+			if (is_possible(&weight, QS_WIDE_SPAN))
+				check_rows(&weight, QS_TOKENS_MAX + 1, QS_WIDE_SPAN);
 			drop_weight(&weight);
 		}
 }
@@ -679,8 +743,11 @@ START_TEST(products_are_as_accurate_as_the_weights_are)
 	struct weight weight = make_weight(false, 128, 2048, &layouts[0]);
 	pack(&weight);
 	set_valid(&weight, 1);
-	struct call call = with_tokens(plain, 8);
+	const uint32_t tokens = _i ? 100 : 8;
+	struct call call = with_tokens(plain, tokens);
 	call.flags = QS_PRODUCT_FP32;
+	if (!is_possible(&weight, tokens))
+		return;
 	struct product p = make_product(&weight, call);
 	struct buffer restored = make_buffer((size_t)(weight.n * weight.k) * 2);
 	struct qs_expand_args expand = {.weight = weight.host.weight,
@@ -692,7 +759,7 @@ START_TEST(products_are_as_accurate_as_the_weights_are)
 	const uint16_t *w = (const uint16_t *)(uintptr_t)host_of(&restored);
 	const uint16_t *x = (const uint16_t *)(uintptr_t)p.host.x;
 	double power = 0, error = 0;
-	for (int64_t at = 0; at < 8 * weight.n; at++) {
+	for (int64_t at = 0; at < tokens * weight.n; at++) {
 		const int64_t token = at / weight.n, row = at % weight.n;
 		double sum = 0;
 		for (int64_t i = 0; i < weight.k; i++)
@@ -718,6 +785,7 @@ END_TEST
 /* One element changes: within 64 calls the kernel sees it, and then computes from W. */
 START_TEST(a_changed_element_is_noticed_within_64_calls)
 {
+	const uint32_t tokens = _i ? 100 : 4;
 	static const int64_t places[][2] = {{0, 0}, {63, 64}, {64, 319}, {199, 100}, {130, 65}};
 	for (int layout = 0; layout < LAYOUTS; layout += 2)
 		for (int fp8 = 0; fp8 < 2; fp8++)
@@ -725,12 +793,17 @@ START_TEST(a_changed_element_is_noticed_within_64_calls)
 				struct weight weight = make_weight(fp8, 200, 320, &layouts[layout]);
 				uint16_t *element = &row_of(&weight, places[i][0])[places[i][1]];
 				*element = PLANTED;
+				if (!is_possible(&weight, tokens)) {
+					drop_weight(&weight);
+					continue;
+				}
 				pack(&weight);
 				set_valid(&weight, 1);
 				struct buffer outcome = told(&weight);
 				*element ^= 0x8040;
 				upload(&weight.source);
-				struct product p = make_product(&weight, with_tokens(plain, 4));
+				struct product p =
+				        make_product(&weight, with_tokens(plain, tokens));
 				int calls = 0;
 				do {
 					run_device(&p);
@@ -748,8 +821,7 @@ START_TEST(a_changed_element_is_noticed_within_64_calls)
 				ck_assert_int_eq((int)word->readers, 0);
 				expect_told(&outcome, 1);
 				word_of(&weight)->valid = 0;
-				run_reference(fp8 ? "qs_w8a16_8" : "qs_w4a16_8", &p.host,
-				              p.geometry.blocks, p.geometry.threads);
+				run_host(&p);
 				run_device(&p);
 				compare_product(&p, "after a change");
 				expect_told(&outcome, 1);
@@ -768,14 +840,18 @@ START_TEST(a_replaced_weight_is_noticed_at_once)
 		struct weight weight = make_weight(fp8, 500, 1024, &layouts[0]);
 		pack(&weight);
 		set_valid(&weight, 1);
-		struct buffer outcome = told(&weight);
 		for (int64_t row = 0; row < weight.n; row++)
 			for (int64_t i = 0; i < weight.k; i++)
 				row_of(&weight, row)[i] = random_normal(0.02f);
 		upload(&weight.source);
-		check_product(&weight, with_tokens(plain, 8), "replaced");
-		expect_told(&outcome, 1); /* by one of all those threads */
-		drop_buffer(&outcome);
+		for (uint32_t tokens = 8; tokens < 128; tokens += 92)
+			if (is_possible(&weight, tokens)) {
+				set_valid(&weight, 1);
+				struct buffer outcome = told(&weight);
+				check_product(&weight, with_tokens(plain, tokens), "replaced");
+				expect_told(&outcome, 1); /* by one of all those threads */
+				drop_buffer(&outcome);
+			}
 		drop_weight(&weight);
 	}
 }
@@ -784,7 +860,7 @@ END_TEST
 START_TEST(a_frozen_weight_is_not_sampled)
 {
 	struct weight weight = make_weight(false, 64, 64, &layouts[0]);
-	struct call call = plain;
+	struct call call = with_tokens(plain, _i && nf4.device.hopper ? 100 : 1);
 	call.flags = QS_PRODUCT_FROZEN;
 	pack(&weight);
 	set_valid(&weight, 1);
@@ -802,10 +878,11 @@ START_TEST(tiles_other_than_the_descriptors_are_not_used)
 	struct weight weight = make_weight(false, 130, 192, &layouts[0]);
 	pack(&weight);
 	set_valid(&weight, 1);
-	struct product p = make_product(&weight, plain);
+	struct product p =
+	        make_product(&weight, with_tokens(plain, _i && nf4.device.hopper ? 100 : 1));
 	p.host.packed -= 128; /* any other mapped memory */
 	p.device.packed -= 128;
-	run_reference("qs_w4a16_8", &p.host, p.geometry.blocks, p.geometry.threads);
+	run_host(&p);
 	run_device(&p);
 	compare_product(&p, "moved tiles");
 	drop_product(&p);
@@ -819,7 +896,8 @@ START_TEST(a_weight_with_nan_is_multiplied_from_its_source)
 	row_of(&weight, 5)[6] = 0x7fc0;
 	pack(&weight);
 	set_valid(&weight, 1);
-	struct product p = make_product(&weight, plain);
+	struct product p =
+	        make_product(&weight, with_tokens(plain, _i && nf4.device.hopper ? 100 : 1));
 	run_device(&p);
 	for (int64_t row = 0; row < 64; row++)
 		ck_assert_int_eq(isnan(element_of(&p, p.d.got, row)) != 0, row == 5);
@@ -1008,9 +1086,12 @@ START_TEST(kernels_use_no_local_memory)
 {
 	const CUfunction functions[] = {nf4.pack,          nf4.fp8_pack,      nf4.expand,
 	                                nf4.product[0][0], nf4.product[0][1], nf4.product[0][2],
-	                                nf4.product[1][0], nf4.product[1][1], nf4.product[1][2]};
+	                                nf4.product[1][0], nf4.product[1][1], nf4.product[1][2],
+	                                nf4.wide[0],       nf4.wide[1]};
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		int bytes = -1;
+		if (!functions[i])
+			continue;
 		GPU_CHECK(gpu.cuFuncGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
 		                                 functions[i]));
 		const int most = functions[i] == nf4.product[0][QS_PRODUCT_KINDS - 1] ? 48 : 0;
@@ -1045,15 +1126,16 @@ int main(void)
 	tcase_add_test(tests, epilogues_equal_the_reference);
 	tcase_add_test(tests, every_split_gives_the_product);
 	tcase_add_test(tests, a_row_is_the_same_for_every_number_of_tokens);
-	tcase_add_test(tests, products_are_as_accurate_as_the_weights_are);
+	tcase_add_test(tests, every_split_gives_the_wide_product);
+	tcase_add_loop_test(tests, products_are_as_accurate_as_the_weights_are, 0, 2);
 	tests = group(suite, "layouts"); /* small enough for compute-sanitizer */
 	tcase_add_test(tests, weights_may_lie_anywhere);
 	tests = group(suite, "validity");
-	tcase_add_test(tests, a_changed_element_is_noticed_within_64_calls);
+	tcase_add_loop_test(tests, a_changed_element_is_noticed_within_64_calls, 0, 2);
 	tcase_add_test(tests, a_replaced_weight_is_noticed_at_once);
-	tcase_add_test(tests, a_frozen_weight_is_not_sampled);
-	tcase_add_test(tests, tiles_other_than_the_descriptors_are_not_used);
-	tcase_add_test(tests, a_weight_with_nan_is_multiplied_from_its_source);
+	tcase_add_loop_test(tests, a_frozen_weight_is_not_sampled, 0, 2);
+	tcase_add_loop_test(tests, tiles_other_than_the_descriptors_are_not_used, 0, 2);
+	tcase_add_loop_test(tests, a_weight_with_nan_is_multiplied_from_its_source, 0, 2);
 	tests = group(suite, "early");
 	tcase_add_loop_test(tests, products_that_begin_early_give_what_they_give_alone, 0, 4);
 	tests = group(suite, "size");

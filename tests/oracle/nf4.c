@@ -304,15 +304,32 @@ static uint16_t source_of(const struct qs_product_args *args, int64_t row, int64
 	return ((const uint16_t *)(uintptr_t)args->source)[row * args->ld + column];
 }
 
-static double packed_value(const struct qs_product_args *args, bool fp8, int64_t row,
+/* What a kernel of products does. */
+struct how {
+	const char *name;
+	bool fp8;      /* tiles of e4m3, not NF4                      */
+	bool rounded;  /* weights are bf16 numbers                    */
+	uint32_t span; /* tokens of a block                           */
+};
+
+static double rounded_value(uint8_t code, uint16_t absmax)
+{
+	const float scaled = qs_oracle_bf16_to_float(qs_nf4_scaled[code]);
+	const uint16_t rounded = qs_oracle_float_to_bf16(scaled * qs_oracle_bf16_to_float(absmax));
+	return (double)qs_oracle_bf16_to_float(rounded) * (double)QS_NF4_UNSCALE;
+}
+
+static double packed_value(const struct qs_product_args *args, const struct how *how, int64_t row,
                            int64_t column)
 {
 	const struct qs_weight *weight = (const struct qs_weight *)(uintptr_t)args->weight;
 	const uint8_t *packed = (const uint8_t *)(uintptr_t)weight->packed;
-	if (fp8)
+	if (how->fp8)
 		return (double)qs_oracle_e4m3_to_float(packed[fp8_place(row, column, args->k)]) *
 		       (double)((const float *)(uintptr_t)weight->scale)[row];
 	const uint8_t code = nf4_get(packed, row, column, args->k);
+	if (how->rounded)
+		return rounded_value(code, absmax_get(packed, row, column, args->k));
 	return (double)qs_oracle_bf16_to_float(qs_nf4_scaled[code]) *
 	       (double)qs_oracle_bf16_to_float(absmax_get(packed, row, column, args->k)) *
 	       (double)QS_NF4_UNSCALE;
@@ -375,15 +392,14 @@ struct part {
 	uint32_t token, tokens_end;
 };
 
-static struct part part_of(const struct qs_product_args *args, unsigned block)
+static struct part part_of(const struct qs_product_args *args, uint32_t span, unsigned block)
 {
 	const int64_t chunks = args->k / QS_WEIGHT_TILE, share = qs_shares(chunks, args->split);
 	const int64_t first = block % args->split * share, rows = args->strips * QS_WEIGHT_TILE;
-	const unsigned spans = (args->tokens + QS_SPAN - 1) / QS_SPAN, place = block / args->split;
-	const uint32_t token = place % spans * QS_SPAN, tokens = args->tokens - token;
-	struct part part = {
-	        place / spans * rows, rows,  first,
-	        first + share,        token, token + (tokens < QS_SPAN ? tokens : QS_SPAN)};
+	const unsigned spans = (args->tokens + span - 1) / span, place = block / args->split;
+	const uint32_t token = place % spans * span, tokens = args->tokens - token;
+	struct part part = {place / spans * rows, rows,  first,
+	                    first + share,        token, token + (tokens < span ? tokens : span)};
 	part.first = (part.first < chunks ? part.first : chunks) * QS_WEIGHT_TILE;
 	part.end = (part.end < chunks ? part.end : chunks) * QS_WEIGHT_TILE;
 	if (part.row + rows > args->n)
@@ -403,15 +419,15 @@ static bool part_is_same(const struct qs_product_args *args, bool fp8, const str
 	return true;
 }
 
-static void add_part(const struct qs_product_args *args, bool fp8, const struct part *part,
-                     bool from_source, double *sums)
+static void add_part(const struct qs_product_args *args, const struct how *how,
+                     const struct part *part, bool from_source, double *sums)
 {
 	const uint16_t *x = (const uint16_t *)(uintptr_t)args->x;
 	for (int64_t row = part->row; row < part->row + part->rows; row++)
 		for (int64_t column = part->first; column < part->end; column++) {
 			const double w = from_source ? (double)qs_oracle_bf16_to_float(
 			                                       source_of(args, row, column))
-			                             : packed_value(args, fp8, row, column);
+			                             : packed_value(args, how, row, column);
 			for (uint32_t token = part->token; token < part->tokens_end; token++)
 				sums[token * args->n + row] +=
 				        w * (double)qs_oracle_bf16_to_float(
@@ -452,23 +468,25 @@ static void finish(const struct qs_product_args *args, const double *sums)
 		}
 }
 
-static void demand_product(const struct qs_product_args *args, unsigned grid_x, const char *kernel)
+static void demand_product(const struct qs_product_args *args, const struct how *how,
+                           unsigned grid_x)
 {
 	const int64_t rows = (int64_t)args->strips * QS_WEIGHT_TILE;
-	demand(args->tokens >= 1 && args->tokens <= QS_TOKENS_MAX, kernel, "tokens");
+	const char *kernel = how->name;
+	demand(args->tokens >= 1, kernel, "tokens");
 	demand(args->n > 0 && args->k > 0 && args->k % QS_WEIGHT_TILE == 0, kernel,
 	       "k is not a multiple of 64, or the weight is empty");
 	demand(args->strips == 1 || args->strips == 2 || args->strips == 4, kernel, "strips");
 	demand(args->split >= 1 && args->split <= QS_SPLIT_MAX && args->pad == 0, kernel,
 	       "split or padding");
-	demand(grid_x == qs_shares(args->n, rows) * args->split * qs_shares(args->tokens, QS_SPAN),
+	demand(grid_x ==
+	               qs_shares(args->n, rows) * args->split * qs_shares(args->tokens, how->span),
 	       kernel, "wrong grid");
 	demand(args->source && args->source % 2 == 0 && args->x && args->x % 2 == 0, kernel,
 	       "an operand is not aligned to 2");
 	demand(args->d && args->d % (args->flags & QS_PRODUCT_FP32 ? 4 : 2) == 0, kernel,
 	       "d is not aligned to its type");
-	demand(args->packed == 0 || strcmp(kernel, "qs_w8a16") != 0 || args->scale, kernel,
-	       "tiles without scales");
+	demand(args->packed == 0 || !how->fp8 || args->scale, kernel, "tiles without scales");
 	demand(args->activation <= QS_ACTIVATION_GELU, kernel, "unknown activation");
 }
 
@@ -482,7 +500,7 @@ static void drop_weight(struct qs_weight *weight)
 	weight->valid = 0;
 }
 
-static void product(const struct qs_product_args *args, bool fp8, unsigned grid_x)
+static void product(const struct qs_product_args *args, const struct how *how, unsigned grid_x)
 {
 	struct qs_weight *weight = (struct qs_weight *)(uintptr_t)args->weight;
 	const bool valid = weight->valid && !weight->nonfinite &&
@@ -491,32 +509,74 @@ static void product(const struct qs_product_args *args, bool fp8, unsigned grid_
 	double *sums = calloc((size_t)(args->tokens * args->n), sizeof *sums);
 	demand(sums != NULL, "product", "no memory");
 	for (unsigned block = 0; block < grid_x; block++) {
-		const struct part part = part_of(args, block);
+		const struct part part = part_of(args, how->span, block);
 		const bool changed =
-		        valid && sampling && !part_is_same(args, fp8, &part, weight->turn);
+		        valid && sampling && !part_is_same(args, how->fp8, &part, weight->turn);
 		if (changed)
 			drop_weight(weight);
-		add_part(args, fp8, &part, !valid || changed, sums);
+		add_part(args, how, &part, !valid || changed, sums);
 	}
 	weight->turn += sampling && (args->packed || known);
 	finish(args, sums);
 	free(sums);
 }
 
+static void run_product(const struct qs_product_args *args, const struct how *how, unsigned grid_x,
+                        unsigned block_x)
+{
+	demand_product(args, how, grid_x);
+	demand(args->tokens <= QS_TOKENS_MAX, how->name, "tokens");
+	demand(block_x == QS_PRODUCT_THREADS, how->name, "threads");
+	product(args, how, grid_x);
+}
+
 static void run_w4a16(void *const *params, unsigned grid_x, unsigned block_x)
 {
-	const struct qs_product_args *args = params[0];
-	demand_product(args, grid_x, "qs_w4a16");
-	demand(block_x == QS_PRODUCT_THREADS, "qs_w4a16", "threads");
-	product(args, false, grid_x);
+	static const struct how how = {"qs_w4a16", false, false, QS_SPAN};
+	run_product(params[0], &how, grid_x, block_x);
 }
 
 static void run_w8a16(void *const *params, unsigned grid_x, unsigned block_x)
 {
-	const struct qs_product_args *args = params[0];
-	demand_product(args, grid_x, "qs_w8a16");
-	demand(block_x == QS_PRODUCT_THREADS, "qs_w8a16", "threads");
-	product(args, true, grid_x);
+	static const struct how how = {"qs_w8a16", true, false, QS_SPAN};
+	run_product(params[0], &how, grid_x, block_x);
+}
+
+/* X is where the args say. A map of softcuda's must say so too; that of a driver only it can read,
+ * and is zero here. */
+static bool map_fits(const struct qs_wide_args *args, uint32_t kind)
+{
+	const struct qs_product_args *product = &args->product;
+	struct qs_oracle_map map;
+	_Static_assert(sizeof map == sizeof args->map, "fits");
+	memcpy(&map, args->map, sizeof map);
+	return map.address == 0 ||
+	       (map.address == product->x && map.size[0] == (uint64_t)product->k &&
+	        map.size[1] == product->tokens && map.stride == (uint64_t)product->ldx * 2 &&
+	        map.box[0] == QS_WEIGHT_TILE && map.box[1] == qs_wide_tokens(kind));
+}
+
+static void run_wide(const struct qs_wide_args *args, uint32_t kind, unsigned grid_x,
+                     unsigned block_x)
+{
+	const struct how how = {qs_kernel_wide[kind], false, true, qs_wide_tokens(kind)};
+	demand_product(&args->product, &how, grid_x);
+	demand(args->product.strips == QS_WIDE_STRIPS, how.name, "strips");
+	demand(args->product.x % 16 == 0 && args->product.ldx % 8 == 0, how.name,
+	       "rows of x are not aligned to 16");
+	demand(map_fits(args, kind), how.name, "the map is not of x");
+	demand(block_x == QS_WIDE_THREADS, how.name, "threads");
+	product(&args->product, &how, grid_x);
+}
+
+static void run_wide_64(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_wide(params[0], 0, grid_x, block_x);
+}
+
+static void run_wide_128(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_wide(params[0], 1, grid_x, block_x);
 }
 
 const struct qs_oracle_kernel qs_oracle_nf4_kernels[] = {
@@ -530,6 +590,8 @@ const struct qs_oracle_kernel qs_oracle_nf4_kernels[] = {
         {"qs_w8a16_8", run_w8a16, {sizeof(struct qs_product_args)}},
         {"qs_w8a16_16", run_w8a16, {sizeof(struct qs_product_args)}},
         {"qs_w8a16_32", run_w8a16, {sizeof(struct qs_product_args)}},
+        {"qs_w4a16_wide_64", run_wide_64, {sizeof(struct qs_wide_args)}},
+        {"qs_w4a16_wide_128", run_wide_128, {sizeof(struct qs_wide_args)}},
         {0},
 };
 

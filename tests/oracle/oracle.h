@@ -29,6 +29,14 @@ struct qs_sample_args;
 void qs_oracle_sample_demand(const struct qs_sample_args *args, unsigned grid_x, unsigned block_x);
 void qs_oracle_sample_judge(const struct qs_sample_args *args, bool same, uint32_t *turn);
 
+/* What an encoded tensor map says, on softcuda: a matrix of rows of `size[0]` elements of 2 bytes,
+ * `stride` bytes apart, read in boxes. 128 bytes. */
+struct qs_oracle_map {
+	uint64_t address, size[2], stride;
+	uint32_t box[2];
+	uint64_t zero[11];
+};
+
 /* Conversions, defined for all inputs. fp8 is e4m3 ("fn": no infinities, 0x7f and 0xff are NaN). */
 float qs_oracle_bf16_to_float(uint16_t bits);
 uint16_t qs_oracle_float_to_bf16(float value); /* round to nearest even, NaN stays NaN */

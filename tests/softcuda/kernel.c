@@ -531,6 +531,32 @@ CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction function
 	return sc_leave(CUDA_SUCCESS);
 }
 
+/* Of what a driver accepts: matrices of 2-byte elements in swizzled boxes of 128 bytes a row. */
+CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, cuuint32_t rank,
+                                        void *address, const cuuint64_t *size,
+                                        const cuuint64_t *strides, const cuuint32_t *box,
+                                        const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                                        CUtensorMapSwizzle swizzle,
+                                        CUtensorMapL2promotion promotion,
+                                        CUtensorMapFloatOOBfill fill)
+{
+	struct qs_oracle_map map = {.address = (uint64_t)(uintptr_t)address};
+	(void)promotion;
+	_Static_assert(sizeof map == sizeof *to, "fits");
+	if (!to || (uintptr_t)to % 64 || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank != 2 ||
+	    !map.address || map.address % 16 || !size[0] || !size[1] || size[0] >> 32 ||
+	    size[1] >> 32 || strides[0] % 16 || strides[0] < size[0] * 2 || strides[0] >> 40 ||
+	    box[0] * 2 != 128 || !box[1] || box[1] > 256 || steps[0] != 1 || steps[1] != 1 ||
+	    interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
+	    fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(map.size, size, sizeof map.size);
+	map.stride = strides[0];
+	memcpy(map.box, box, sizeof map.box);
+	memcpy(to, &map, sizeof map);
+	return CUDA_SUCCESS;
+}
+
 static CUresult check_geometry(const CUlaunchConfig *config, CUfunction function)
 {
 	uint64_t threads = (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ;

@@ -220,6 +220,7 @@ static const struct entry {
         {"cuFuncGetAttribute", 2020, (void *)cuFuncGetAttribute},
         {"cuFuncSetAttribute", 9000, (void *)cuFuncSetAttribute},
         {"cuOccupancyMaxActiveClusters", 11070, (void *)cuOccupancyMaxActiveClusters},
+        {"cuTensorMapEncodeTiled", 12000, (void *)cuTensorMapEncodeTiled},
         {"cuFuncLoad", 12040, (void *)cuFuncLoad},
         {"cuFuncGetName", 12030, (void *)cuFuncGetName},
         {"cuFuncGetParamInfo", 12040, (void *)cuFuncGetParamInfo},

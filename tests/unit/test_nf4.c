@@ -609,6 +609,137 @@ START_TEST(epilogues_are_cublaslts)
 }
 END_TEST
 
+/* ---- wide products -------------------------------------------------------------------------- */
+
+/* The same token over and over, so that the expected results are those of two. */
+#define WIDE_TOKENS 130
+
+struct wide {
+	struct qs_wide_args args;
+	struct qs_product_geometry geometry;
+	uint16_t x[WIDE_TOKENS * 128] __attribute__((aligned(16)));
+	float d[WIDE_TOKENS * 70];
+};
+
+static void describe_wide(struct wide *wide, const struct product *p)
+{
+	memset(wide, 0, sizeof *wide);
+	for (int i = 0; i < WIDE_TOKENS * 128; i++)
+		wide->x[i] = p->x[i % 256];
+	wide->args.product = p->args;
+	wide->args.product.x = (uint64_t)(uintptr_t)wide->x;
+	wide->args.product.d = (uint64_t)(uintptr_t)wide->d;
+	wide->args.product.tokens = WIDE_TOKENS;
+	wide->geometry = qs_wide_plan(&wide->args.product, &h200);
+}
+
+static void multiply_wide(struct wide *wide)
+{
+	run(qs_kernel_wide[wide->geometry.kind], &wide->args, wide->geometry.blocks,
+	    wide->geometry.threads);
+}
+
+/* Weights are rounded to bf16: two halves of a unit in the last place at most. */
+static void expect_same(const struct wide *wide, const struct product *p,
+                        const struct weight *weight, float slack)
+{
+	for (int64_t token = 0; token < WIDE_TOKENS; token++)
+		for (int64_t row = 0; row < weight->n; row++)
+			ck_assert_float_eq_tol(wide->d[token * 70 + row],
+			                       p->d[token % 2 * 70 + row], slack);
+}
+
+START_TEST(a_wide_product_is_that_of_weights_rounded_to_bf16)
+{
+	static struct wide wide;
+	struct weight weight;
+	struct product p;
+	make(&weight, false, 70, 128);
+	pack(&weight, false);
+	describe(&p, &weight, false, &h200);
+	describe_wide(&wide, &p);
+	multiply(&p, false);
+	multiply_wide(&wide);
+	expect_same(&wide, &p, &weight, 1e-30f);
+	weight.word.valid = 1;
+	multiply(&p, false);
+	multiply_wide(&wide);
+	expect_same(&wide, &p, &weight, 0.1f);
+	ck_assert(memcmp(wide.d, p.d, sizeof p.d) != 0);
+	drop(&weight);
+}
+END_TEST
+
+/* Codes go up to 1.4375. Above 2^126 a weight has no reciprocal, and is zero. */
+START_TEST(the_largest_weights_do_not_overflow_when_they_are_rounded)
+{
+	static struct wide wide;
+	struct weight weight;
+	struct product p;
+	make(&weight, false, 70, 128);
+	for (int i = 0; i < 70 * 128; i++)
+		weight.source[i] = bf16(0x1p126f);
+	pack(&weight, false);
+	weight.word.valid = 1;
+	describe(&p, &weight, false, &h200);
+	memset(p.x, 0, sizeof p.x);
+	p.x[0] = p.x[128] = bf16(0x1p-30f);
+	describe_wide(&wide, &p);
+	multiply(&p, false);
+	multiply_wide(&wide);
+	expect_same(&wide, &p, &weight, p.d[0] * 0.01f);
+	ck_assert(isfinite(wide.d[0]) && wide.d[0] > 0);
+	drop(&weight);
+}
+END_TEST
+
+START_TEST(a_wide_product_compares_a_row_of_each_tile)
+{
+	static struct wide wide;
+	struct weight weight;
+	struct product p;
+	int calls = 0;
+	make(&weight, false, 70, 128);
+	pack(&weight, false);
+	weight.word.valid = 1;
+	weight.source[13 * 128 + 77] ^= 0x8000;
+	describe(&p, &weight, false, &h200);
+	describe_wide(&wide, &p);
+	while (weight.word.valid && calls++ < 65)
+		multiply_wide(&wide);
+	ck_assert_int_eq(calls, 14);
+	multiply(&p, false);
+	multiply_wide(&wide);
+	expect_same(&wide, &p, &weight, 1e-30f);
+	drop(&weight);
+}
+END_TEST
+
+#define WIDE_CLAUSES 5
+
+START_TEST(a_wide_launch_that_breaks_the_contract_is_not_run)
+{
+	static struct wide wide;
+	struct weight weight;
+	struct product p;
+	make(&weight, false, 70, 128);
+	pack(&weight, false);
+	describe(&p, &weight, false, &h200);
+	describe_wide(&wide, &p);
+	if (_i == 0)
+		wide.args.product.strips = 4;
+	if (_i == 1)
+		wide.args.product.x += 2;
+	if (_i == 2)
+		wide.args.product.ldx++;
+	if (_i == 3)
+		wide.geometry.threads = QS_PRODUCT_THREADS;
+	if (_i == 4)
+		wide.args.map[0] = 1; /* the address */
+	multiply_wide(&wide);
+}
+END_TEST
+
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 static struct qs_product_args shape(int64_t n, int64_t k, uint32_t tokens)
@@ -631,6 +762,38 @@ START_TEST(the_number_of_tokens_changes_no_sum)
 				ck_assert_uint_eq(args.split, first.split);
 			}
 		}
+}
+END_TEST
+
+START_TEST(the_number_of_tokens_changes_a_wide_sum_by_the_128_only)
+{
+	static const int64_t sizes[] = {64, 1024, 4096, 8192, 14336};
+	for (int i = 0; i < 25; i++)
+		for (uint32_t tokens = 1; tokens <= 512; tokens++) {
+			struct qs_product_args args = shape(sizes[i / 5], sizes[i % 5], tokens);
+			struct qs_product_args most = args;
+			most.tokens = (tokens + 127) / 128 * 128;
+			const struct qs_product_geometry geometry = qs_wide_plan(&args, &h200);
+			ck_assert_uint_eq(geometry.kind, qs_wide_plan(&most, &h200).kind);
+			ck_assert_uint_eq(args.split, most.split);
+			ck_assert_uint_eq(geometry.cluster, args.split);
+			ck_assert_int_eq(geometry.blocks,
+			                 qs_shares(args.n, 128) * args.split *
+			                         qs_shares(tokens, qs_wide_tokens(geometry.kind)));
+		}
+}
+END_TEST
+
+/* In one wave, of the clusters that a device has in fact. */
+START_TEST(wide_products_of_square_weights_fill_the_device)
+{
+	const struct qs_product_device real = {.sms = 132, .hopper = 1, .clusters = {132, 66, 30}};
+	const struct qs_product_device one = {.sms = 132, .hopper = 1, .clusters = {132, 0, 0}};
+	for (int64_t n = 4096; n <= 8192; n *= 2) {
+		struct qs_product_args args = shape(n, n, 128);
+		ck_assert_uint_eq(qs_wide_plan(&args, &real).blocks, 128);
+		ck_assert_uint_eq(qs_wide_plan(&args, &one).cluster, 1);
+	}
 }
 END_TEST
 
@@ -672,6 +835,7 @@ START_TEST(shared_memory_has_room_for_all)
 	ck_assert_int_le(QS_STAGES * QS_PAIRS / QS_STRIPS_MAX * tile, QS_X_BYTES);
 	/* of a block on 9.0; on 8.6, 8.9 and 12.0, which have least */
 	ck_assert_int_le(QS_HOPPER_SHARED, 227 * 1024);
+	ck_assert_int_le(QS_WIDE_SHARED, 227 * 1024);
 	ck_assert_int_le(QS_SHARED_BYTES, 99 * 1024);
 	ck_assert_int_le(QS_PARTIAL_BYTES, QS_SHARED_BYTES - QS_CONTROL_BYTES);
 }
@@ -783,6 +947,9 @@ static TCase *products(void)
 	tcase_add_test(tests, a_frozen_weight_is_not_compared);
 	tcase_add_test(tests, tiles_that_the_descriptor_does_not_name_are_not_used);
 	tcase_add_test(tests, epilogues_are_cublaslts);
+	tcase_add_test(tests, a_wide_product_is_that_of_weights_rounded_to_bf16);
+	tcase_add_test(tests, the_largest_weights_do_not_overflow_when_they_are_rounded);
+	tcase_add_test(tests, a_wide_product_compares_a_row_of_each_tile);
 	return tests;
 }
 
@@ -790,6 +957,8 @@ static TCase *plans(void)
 {
 	TCase *tests = tcase_create("plans");
 	tcase_add_test(tests, the_number_of_tokens_changes_no_sum);
+	tcase_add_test(tests, the_number_of_tokens_changes_a_wide_sum_by_the_128_only);
+	tcase_add_test(tests, wide_products_of_square_weights_fill_the_device);
 	tcase_add_test(tests, every_tile_has_one_block);
 	tcase_add_test(tests, square_weights_fill_the_device);
 	tcase_add_test(tests, shared_memory_has_room_for_all);
@@ -809,6 +978,9 @@ int main(void)
 	suite_add_tcase(suite, plans());
 	tcase_add_loop_test_raise_signal(contract, a_launch_that_breaks_the_contract_is_not_run,
 	                                 SIGABRT, 0, CLAUSES);
+	tcase_add_loop_test_raise_signal(contract,
+	                                 a_wide_launch_that_breaks_the_contract_is_not_run, SIGABRT,
+	                                 0, WIDE_CLAUSES);
 	suite_add_tcase(suite, contract);
 	return qs_suite_main(suite);
 }
