@@ -12,6 +12,7 @@
  *             qs_weights_forked
  * period.c    qs_period_reset qs_period_add
  * decide.c    qs_decide
+ * best.c      qs_best_make qs_best_is_known
  * shadow.c    qs_shadow_make qs_shadow_is_due qs_shadow_measure
  * label.h     layer names: label.c layer.c
  * share.h     the time that products take: share.c
@@ -127,6 +128,15 @@ void qs_uses_forked(void);
 /* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the
  * step. `again`: the policy was asked for this key before. */
 void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again);
+
+/* Finds what serves the plan's key in a new instance's context: fills engine, state (NULL with
+ * *failure filled: the product passes), rows and idle.saved_us. May measure, and wait for the
+ * stream: never while capturing. Not for a plan of shadow mode. */
+void qs_best_make(struct qs_instance *instance, const struct qs_plan *plan, const struct qs_gemm *g,
+                  const struct qs_stream *stream, struct qs_failure *failure);
+/* True if nothing of that would have to be measured. */
+bool qs_best_is_known(const struct qs_plan *plan, const struct qs_gemm *g,
+                      const struct qs_context *context);
 
 struct qs_shadow; /* what is measured of a key in shadow mode, in one context */
 
