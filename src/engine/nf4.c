@@ -295,10 +295,9 @@ static bool prepare_many(struct nf4 *nf4, const struct qs_gemm *g, struct qs_con
 	       (choice->trial || time_in_scratch(nf4, g, context, stream, choice, failure));
 }
 
-/* Weights of a product of more than few tokens from which on our kernel is faster than the
- * program's own call without having been timed. */
-#define SURE_WEIGHTS ((int64_t)4096 * 4096)
-#define SURE_TOKENS  128
+/* Tokens up to which our kernel goes through the weight once, and was seen to be faster than the
+ * program's own call wherever the weight is large. With 33 to 64 it goes twice, and loses. */
+#define SURE_TOKENS QS_SPAN
 
 /* Whether one kernel of ours is to compute it. Where nf4 is wanted only if it is faster, and that
  * is not sure, cuBLASLt's product of the expanded weight is, which is timed. */
@@ -306,11 +305,8 @@ static bool is_alone(const struct qs_gemm *g, const struct qs_context *context,
                      const struct qs_choice *choice)
 {
 	const struct qs_key *key = &g->key;
-	if (qs_thin_fits(g, context))
-		return true;
-	return qs_thin_fits_nf4(g, context) &&
-	       (choice->eager || choice->trial ||
-	        (key->n <= SURE_TOKENS && key->m * key->k >= SURE_WEIGHTS));
+	const bool sure = choice->eager || choice->trial || key->n <= SURE_TOKENS;
+	return sure && (qs_thin_fits(g, context) || qs_thin_fits_nf4(g, context));
 }
 
 /* What one kernel of ours computes is not timed: with few tokens it reads a quarter of the bytes.

@@ -744,18 +744,18 @@ START_TEST(performant_nf4_must_win_where_it_can_be_timed)
 }
 END_TEST
 
-/* Large weights are not timed: our kernel is faster. Only the decision is looked at. */
-START_TEST(performant_nf4_of_large_weights_is_sure_to_win)
+/* Few tokens are not timed: our kernel is faster. Only the decision is looked at. */
+START_TEST(performant_nf4_of_few_tokens_is_sure_to_win)
 {
 	static const struct size {
-		const char *m, *n, *action;
-	} sizes[] = {{"4096", "128", "nf4"}, {"4096", "129", "native"}, {"4032", "128", "native"}};
+		const char *n, *action;
+	} sizes[] = {{"32", "nf4"}, {"33", "native"}, {"128", "native"}};
 	const struct size *size = &sizes[_i];
 	const char *const env[] = {"QSHIM_SET=tune.budget_ms=60000;default.action=nf4;default."
 	                           "strategy=performant",
 	                           "SOFTCUDA_PRODUCT_US=25", "SOFTCUDA_IDLE_PRODUCTS=1", CLOCK,
 	                           NULL};
-	run_scene(&outcome, SHIMMED, env, "decide", "TN", size->m, size->n, "4096", NULL);
+	run_scene(&outcome, SHIMMED, env, "decide", "TN", "4096", size->n, "4096", NULL);
 	ck_assert_str_eq(only_decision(&outcome)->action, size->action);
 }
 END_TEST
@@ -779,8 +779,8 @@ static const struct choice {
 	const char *action, *reason, *rule;
 } choices[] = {
         {"nf4-decode", "TN", "2048", "1", "2048", OUTSIDE, "nf4", "rule", "decode"},
-        {"nf4-decode", "TN", "4096", "64", "2048", OUTSIDE, "nf4", "rule", "decode"},
-        {"nf4-decode", "TN", "2048", "65", "2048", OUTSIDE, "native", "small", "default"},
+        {"nf4-decode", "TN", "4096", "32", "2048", OUTSIDE, "nf4", "rule", "decode"},
+        {"nf4-decode", "TN", "2048", "33", "2048", OUTSIDE, "native", "small", "default"},
         {"nf4-decode", "TN", "2040", "8", "2048", OUTSIDE, "native", "small", "default"},
         {"nf4-decode", "TN", "2048", "8", "2040", OUTSIDE, "native", "small", "default"},
         {"nf4-decode", "NN", "2048", "8", "2048", OUTSIDE, "native", "small", "default"},
@@ -842,7 +842,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, verified_looks_at_every_use, 0, 4);
 	tcase_add_loop_test(tcase, frozen_keeps_at_the_first_use, 0, 4);
 	tcase_add_loop_test(tcase, performant_nf4_must_win_where_it_can_be_timed, 0, 5);
-	tcase_add_loop_test(tcase, performant_nf4_of_large_weights_is_sure_to_win, 0, 3);
+	tcase_add_loop_test(tcase, performant_nf4_of_few_tokens_is_sure_to_win, 0, 3);
 	tcase_add_test(tcase, eager_nf4_is_timed_and_done_in_any_case);
 	tcase_add_loop_test(tcase, presets_decide_as_they_say, 0, COUNT(choices));
 	suite_add_tcase(suite, tcase);

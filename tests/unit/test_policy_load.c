@@ -202,12 +202,12 @@ END_TEST
 START_TEST(nf4_decode_preset_takes_few_tokens_forward)
 {
 	struct qs_policy *policy = preset("nf4-decode");
-	struct qs_key key = key_of(4096, 64, 4096);
+	struct qs_key key = key_of(4096, 32, 4096);
 	struct qs_subject subject = subject_of(&key);
 	ck_assert_int_eq(qs_policy_choose(policy, &subject).action, QS_ACTION_AUTO);
 	key.role = QS_ROLE_FWD;
 	ck_assert_int_eq(qs_policy_choose(policy, &subject).action, QS_ACTION_NF4);
-	key.n = 65;
+	key.n = 33;
 	ck_assert_int_eq(qs_policy_choose(policy, &subject).action, QS_ACTION_AUTO);
 	ck_assert_int_eq(qs_policy_options(policy)->early, QS_EARLY_ALWAYS);
 	qs_policy_free(policy);
