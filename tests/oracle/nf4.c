@@ -556,9 +556,11 @@ static bool map_fits(const struct qs_wide_args *args, uint32_t kind)
 	        map.box[0] == QS_WEIGHT_TILE && map.box[1] == qs_wide_tokens(kind));
 }
 
-static void run_wide(const struct qs_wide_args *args, uint32_t kind, unsigned grid_x,
-                     unsigned block_x)
+/* Arguments of a launch that waited lie in memory that is not aligned as the map wants it. */
+static void run_wide(const void *parameter, uint32_t kind, unsigned grid_x, unsigned block_x)
 {
+	struct qs_wide_args aligned;
+	const struct qs_wide_args *args = memcpy(&aligned, parameter, sizeof aligned);
 	const struct how how = {qs_kernel_wide[kind], false, true, qs_wide_tokens(kind)};
 	demand_product(&args->product, &how, grid_x);
 	demand(args->product.strips == QS_WIDE_STRIPS, how.name, "strips");
