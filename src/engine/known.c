@@ -98,6 +98,14 @@ static bool answered(struct qs_tuned *tuned, const struct qs_gemm *g, struct qs_
 	return own || found;
 }
 
+/* Finds what is known of a candidate. */
+static bool find(const struct qs_gemm *g, const struct qs_context *context, enum qs_action action,
+                 const struct qs_choice *choice, struct qs_tuned_row *row)
+{
+	ask(row, g, context, action, choice);
+	return answered(tuned_file(), g, row);
+}
+
 /* Negative = unknown. */
 static double tokens_of(const struct qs_gemm *g)
 {
@@ -166,8 +174,7 @@ bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice, double *sqnr)
 {
 	struct qs_tuned_row row;
-	ask(&row, g, context, action, choice);
-	if (!answered(tuned_file(), g, &row) || (!row.pinned && row.sqnr < 0))
+	if (!find(g, context, action, choice, &row) || (!row.pinned && row.sqnr < 0))
 		return false;
 	*sqnr = row.pinned ? QS_SQNR_MAX : row.sqnr;
 	return true;
@@ -176,31 +183,27 @@ bool qs_known_error(const struct qs_gemm *g, const struct qs_context *context,
 void qs_known_add_error(const struct qs_gemm *g, const struct qs_context *context,
                         enum qs_action action, const struct qs_choice *choice, double sqnr)
 {
-	struct qs_tuned *tuned = tuned_file();
 	struct qs_tuned_row row;
-	ask(&row, g, context, action, choice);
-	if (!answered(tuned, g, &row))
+	if (!find(g, context, action, choice, &row))
 		return;
 	row.sqnr = sqnr > 0 ? sqnr : 0;
 	if (row.sqnr < choice->min_sqnr)
 		row.action = QS_ACTION_NATIVE;
-	qs_tuned_add(tuned, &row);
+	qs_tuned_add(tuned_file(), &row);
 }
 
 bool qs_known_pinned(const struct qs_gemm *g, const struct qs_context *context,
                      enum qs_action action, const struct qs_choice *choice)
 {
 	struct qs_tuned_row row;
-	ask(&row, g, context, action, choice);
-	return answered(tuned_file(), g, &row) && row.pinned;
+	return find(g, context, action, choice, &row) && row.pinned;
 }
 
 double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context,
                        enum qs_action action, const struct qs_choice *choice)
 {
 	struct qs_tuned_row row;
-	ask(&row, g, context, action, choice);
-	if (!answered(tuned_file(), g, &row) || row.pinned || !is_timed(&row))
+	if (!find(g, context, action, choice, &row) || row.pinned || !is_timed(&row))
 		return 0;
 	return row.native_us - row.ours_us;
 }
@@ -209,8 +212,7 @@ bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice)
 {
 	struct qs_tuned_row row;
-	ask(&row, g, context, action, choice);
-	if (!answered(tuned_file(), g, &row))
+	if (!find(g, context, action, choice, &row))
 		return false;
 	return row.pinned ||
 	       (is_timed(&row) && (action == QS_ACTION_BF16 || row.sqnr >= 0 || !is_fast(&row)));

@@ -10,7 +10,7 @@
 	(CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_RELU |             \
 	 CUBLASLT_EPILOGUE_GELU)
 
-/* With so many tokens and more, expanding the weight and multiplying it in fp8 is faster. */
+/* With more tokens, expanding the weight and multiplying it in fp8 is faster. */
 #define WIDE_MAX 256
 
 /* But for the number of tokens. */
