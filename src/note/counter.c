@@ -119,10 +119,7 @@ void qs_counter_forked(void)
 
 bool qs_counter_lock(void)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += 1;
-	return pthread_mutex_timedlock(&lock, &until) == 0;
+	return qs_lock_within_a_second(&lock);
 }
 
 void qs_counter_unlock(void)

@@ -169,10 +169,7 @@ static size_t make_shadow_line(const struct qs_shadow_row *row)
 
 void qs_decision_shadow(const struct qs_shadow_row *row)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec++;
-	if (pthread_mutex_timedlock(&lock, &until))
+	if (!qs_lock_within_a_second(&lock))
 		return;
 	if (file.fd >= 0)
 		write_line(make_shadow_line(row));

@@ -13,11 +13,13 @@
  * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
  * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_memory
  *             qs_note_notice
+ * lock.c      qs_lock_within_a_second
  * json.c and the rest of write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
 #define QS_NOTE_NOTE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,6 +28,9 @@
 #include "gemm/gemm.h"
 
 struct qs_options;
+
+/* Takes a lock; false if it was not free for a second. */
+bool qs_lock_within_a_second(pthread_mutex_t *lock);
 
 /* Kinds of message; QSHIM_LOG is a comma list of these names. */
 enum qs_level {
