@@ -4,10 +4,11 @@
 Four programs that learn to predict bytes of this repository's text, or (the MLP) what a random
 network says of random numbers: a GPT of nn.Linear under autocast, transformers' GPT-2 (Conv1D, which
 asks for other orientations of the same products), a Llama-like model in bf16 and a small MLP bound by
-the CPU. First their steps are timed, all sides in turns. Then the native side, twice, and the default
-policy start anew from the same weights and train on the same batches, and their losses are compared at
-every hundredth step, each as the mean of the last AVERAGED. Two native runs differ too, as sums of
-gradients are added in any order: the second run says by how much.
+the CPU. Each program has processes of its own. First two native ones and one under the default policy
+train from the same weights on the same batches, and their losses are compared at every hundredth step,
+each as the mean of the last AVERAGED; two native runs differ too, as sums of gradients are added in any
+order. In these steps the default policy measures and decides. Then steps are timed, all sides in turns;
+what the two native processes differ by says what a difference of that size is worth.
 """
 import argparse
 import statistics
@@ -24,6 +25,7 @@ BY_HAND = {  # what somebody would write who knows the chip but has not measured
     "large in fp8": "QSHIM_POLICY=fp8-training",
     "bf16": "QSHIM_POLICY=lossless",
 }
+TRAINED = ("native", "again", "qshim")
 STEPS, AVERAGED, LIMIT = 500, 20, 0.02
 RATE, RISING = 1e-4, 40  # of learning, and the steps in which it rises to that
 BATCH, CONTEXT, VOCABULARY = 16, 512, 256
@@ -158,36 +160,42 @@ def worst_difference(one, other):
     return max(abs(a - b) for a, b in zip(one, other))
 
 
+def train(sides):
+    """The losses of each side of TRAINED, and how they differ."""
+    curves = {name: sides[name].tell("curve") for name in TRAINED}
+    return {"curves": curves, "difference": worst_difference(curves["native"], curves["qshim"]),
+            "control": worst_difference(curves["native"], curves["again"])}
+
+
 def measure(sides, case, effort, curves):
     bench_lib.load(sides, case, {}, together=True)
-    before = sides["qshim"].counters()
-    columns = [Column(name, name, "train") for name in ("native", "qshim", *BY_HAND)]
-    columns = bench_lib.figures(bench_lib.measure(sides, columns, effort), "native")
-    row = {**case, "columns": columns, "best": best_by_hand(columns),
-           "products": bench_lib.served(before, sides["qshim"].counters())}
+    row = {**case}
     if curves:
-        row["curves"] = {name: sides[side].tell("curve") for name, side in
-                         (("native", "native"), ("again", "native"), ("qshim", "qshim"))}
-        native = row["curves"]["native"]
-        row["difference"] = worst_difference(native, row["curves"]["qshim"])
-        row["control"] = worst_difference(native, row["curves"]["again"])
-    return row
+        row |= train(sides)
+    else:
+        sides["qshim"].ask("warm", variant="train", ms=0, reps=STEPS)
+    before = sides["qshim"].counters()
+    columns = [Column(name, name, "train") for name in (*TRAINED, *BY_HAND)]
+    columns = bench_lib.figures(bench_lib.measure(sides, columns, effort), "native")
+    return row | {"columns": columns, "best": best_by_hand(columns),
+                  "products": bench_lib.served(before, sides["qshim"].counters())}
 
 
 def main():
     p = bench_lib.parser(__doc__, f"programs, comma-separated: {', '.join(PROGRAMS)}")
     p.add_argument("--no-curves", action="store_true", help="time steps only")
     arguments = bench_lib.parse(p, program)
-    settings = {"native": None, "qshim": bench_lib.policy_of(arguments),
+    settings = {"native": None, "again": None, "qshim": bench_lib.policy_of(arguments),
                 **{name: variables(policy) for name, policy in BY_HAND.items()}}
-    effort = bench_lib.Effort(blocks=4 if arguments.quick else 12, block_ms=150, warm_ms=200,
+    effort = bench_lib.Effort(blocks=4 if arguments.quick else 24, block_ms=150, warm_ms=200,
                               warm_reps=8, apart=False)
-    with bench_lib.Sides(__file__, settings, arguments.library) as sides:
-        report = bench_lib.Report(__file__, arguments, sides, effort)
-        report.data |= {"limit": LIMIT, "steps": STEPS, "averaged": AVERAGED, "by_hand": BY_HAND}
-        for case in arguments.shapes or [program(name) for name in PROGRAMS]:
+    report = None
+    for case in arguments.shapes or [program(name) for name in PROGRAMS]:
+        with bench_lib.Sides(__file__, settings, arguments.library) as sides:
+            report = report or bench_lib.Report(__file__, arguments, sides, effort)
+            report.sides = sides
             report.add(measure(sides, case, effort, not arguments.no_curves))
-        report.finish()
+    report.finish(limit=LIMIT, steps=STEPS, averaged=AVERAGED, by_hand=BY_HAND)
     print(bench_tables.table("programs", report.data))
     bench_lib.end(report)
 

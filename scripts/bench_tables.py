@@ -278,7 +278,8 @@ def decode(report):
 
 
 def programs(report):
-    head = ["program", "native, ms a step", "default policy", "best by hand", "default over best",
+    head = ["program", "native, ms a step", "another native process", "default policy",
+            "best by hand", "default over best",
             f"largest loss difference, {report['steps']} steps", "of two native runs"]
     rows = []
 
@@ -288,7 +289,8 @@ def programs(report):
     for row in report["results"]:
         qshim = row["columns"]["qshim"]
         name, best = row["best"]
-        rows.append([row["program"], ms(row["columns"]["native"]), ratio(qshim, spread=True),
+        rows.append([row["program"], ms(row["columns"]["native"]),
+                     ratio(row["columns"].get("again", {}), spread=True), ratio(qshim, spread=True),
                      f"{best:.2f} ({name})" if best else DASH,
                      f"{qshim['ratio']['median'] / best:.2f}" if best and "ratio" in qshim else DASH,
                      difference(row.get("difference")), difference(row.get("control"))])

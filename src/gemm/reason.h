@@ -55,6 +55,8 @@
 	  "the device waits for the CPU here, and the conversion takes more of its time than "     \
 	  "the product saves",                                                                     \
 	  "capture a CUDA graph, compile, or set [tune] host_bound = keep")                        \
+	X(STEPS, "steps", "whole steps of the program are measured not to be faster with it",      \
+	  "nothing, or set [tune] host_bound = keep")                                              \
 	X(UNTUNED, "untuned", "not measured: used fewer than three times, or it failed",           \
 	  "use it three times outside graph capture, or keep the tuned file of a run that did")    \
 	X(BUDGET, "budget", "the tuning budget is used up", "raise [tune] budget_ms")              \

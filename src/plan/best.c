@@ -148,10 +148,20 @@ static double saving_of(const struct qs_plan *plan, const struct qs_gemm *g,
 	return saving(plan, g, instance->context, QS_ACTION_FP8, instance->rows);
 }
 
+/* What auto chose and no pin demands is only kept where it makes whole steps faster. */
+static bool may_be_held(const struct qs_instance *instance, const struct qs_plan *plan,
+                        const struct qs_gemm *g)
+{
+	return instance->state && plan->choice.action == QS_ACTION_AUTO &&
+	       !qs_process()->options->host_bound_kept &&
+	       !qs_known_pinned(g, instance->context, instance->engine->action, &plan->choice);
+}
+
 void qs_best_make(struct qs_instance *instance, const struct qs_plan *plan, const struct qs_gemm *g,
                   const struct qs_stream *stream, struct qs_failure *failure)
 {
 	make_faster(instance, plan, g, stream, failure);
+	instance->may_be_held = may_be_held(instance, plan, g);
 	instance->idle.saved_us = saving_of(plan, g, instance);
 }
 

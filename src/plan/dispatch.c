@@ -83,6 +83,8 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 	enum qs_action action = qs_instance_action(plan, instance);
 	qs_plan_outcome(plan, action, instance->reason);
 	note(plan, g, action, instance->rows, instance->reason, failure.detail);
+	if (instance->may_be_held)
+		qs_worth_want();
 }
 
 static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -120,16 +122,24 @@ static bool begin_check(struct qs_check *check, const struct qs_plan *plan,
 	return begun;
 }
 
+/* Found in use not to be worth it, from now on. */
+static void tell_given_up(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason reason,
+                          const char *detail)
+{
+	qs_share_again(plan);
+	qs_plan_outcome(plan, QS_ACTION_NATIVE, reason);
+	note(plan, g, QS_ACTION_NATIVE, false, reason, detail);
+}
+
 /* What a call took of the CPU; with those before, it may be the last one. */
 static void add_look(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
                      enum qs_look look, uint64_t ns)
 {
 	char detail[128];
-	if (!qs_idle_add(&instance->idle, look, ns, detail, sizeof detail))
-		return;
-	qs_share_again(plan);
-	qs_plan_outcome(plan, QS_ACTION_NATIVE, QS_REASON_IDLE);
-	note(plan, g, QS_ACTION_NATIVE, false, QS_REASON_IDLE, detail);
+	int none = QS_REASON_AUTO;
+	if (qs_idle_add(&instance->idle, look, ns, detail, sizeof detail) &&
+	    atomic_compare_exchange_strong(&instance->given_up, &none, QS_REASON_IDLE))
+		tell_given_up(plan, g, QS_REASON_IDLE, detail);
 }
 
 static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
@@ -218,6 +228,32 @@ static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
 	return false;
 }
 
+/* The verdict on whole steps is told where each product comes next, once. */
+static bool pass_given_up(struct qs_plan *plan, const struct qs_instance *instance,
+                          const struct qs_gemm *g)
+{
+	const enum qs_reason reason = (enum qs_reason)atomic_load(&instance->given_up);
+	const uint64_t bit = (uint64_t)1 << reason;
+	char detail[128];
+	if (reason != QS_REASON_STEPS ||
+	    atomic_load_explicit(&plan->told, memory_order_relaxed) & bit ||
+	    atomic_fetch_or(&plan->told, bit) & bit)
+		return false;
+	qs_worth_text(detail, sizeof detail);
+	tell_given_up(plan, g, reason, detail);
+	return false;
+}
+
+/* In a step that is made without what auto replaces. A capture lasts longer than that. */
+static bool is_held(struct qs_instance *instance, const struct qs_stream *stream)
+{
+	if (!atomic_load_explicit(&qs_worth_without, memory_order_relaxed) ||
+	    !instance->may_be_held || stream->capturing)
+		return false;
+	qs_worth_hold(instance);
+	return true;
+}
+
 /* A forked child has lost its parent's context, and not every function of the driver notices at
  * once: whichever failed, the fork is the reason. */
 static bool pass_without_context(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason why)
@@ -246,9 +282,10 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_stream stream;
 	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
-	if (instance && (!instance->state || atomic_load(&instance->idle.lost) ||
-	                 (plan->shadow && !qs_shadow_is_due(instance->state))))
+	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state))))
 		return false;
+	if (instance && atomic_load(&instance->given_up))
+		return pass_given_up(plan, instance, g);
 	qs_accuracy_look(plan->accuracy);
 	if (qs_plan_demoted(plan, instance))
 		return pass_demoted(plan, g);
@@ -262,6 +299,8 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 		context = find_context(&stream, &why);
 	if (!context)
 		return pass_without_context(plan, g, why);
+	if (instance && is_held(instance, &stream))
+		return false;
 	if (!instance && stream.capturing)
 		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);
 	if (!instance && (why = check_pointers(g, context)) != QS_REASON_AUTO)
@@ -302,7 +341,8 @@ bool qs_dispatch(struct qs_gemm *g)
 	g->key.role = (uint8_t)qs_role_by_evidence(g, autograd);
 	if (qs_labels_used())
 		g->key.layer = qs_layer_of(g, autograd);
-	qs_live_call(&g->key);
+	if (qs_live_call(&g->key))
+		qs_worth_step(g);
 	if (qs_weights_asked())
 		g->key.weight = qs_weight_of_key(g);
 	struct qs_plan *plan = qs_plan_get(&g->key, g->library->path);

@@ -7,7 +7,8 @@
  * other threads may be reading it: CHANGES_MAX bounds it (a policy of ten rules takes about 15
  * KiB). The thread that looks waits for the file system, as it did at the start.
  *
- * Steps are counted only where a rule or the summary wants them: a lock and some 35 ns a call.
+ * Steps are counted only where a rule, the summary or a comparison of whole steps (worth.c) wants
+ * them: a lock and some 35 ns a call.
  * Rules that count weights from the end do: how many there are is known once whole steps have gone
  * by.
  */
@@ -83,7 +84,7 @@ static void look_at_clock(void)
  */
 
 static struct qs_period period = {.step = -1};
-static _Atomic bool wanted;         /* by a rule or the summary                          */
+static _Atomic bool wanted;         /* by a rule, the summary or worth.c                 */
 static _Atomic int64_t step = -1;   /* period.step                                       */
 static _Atomic int32_t weights;     /* of the program, 0 = unknown                       */
 static int64_t step_next;           /* at which a rule may answer otherwise              */
@@ -158,7 +159,7 @@ static void step_begins(void)
 	step_next = qs_policy_next_step(policy, period.step);
 }
 
-static void count(const struct qs_key *key)
+static bool count(const struct qs_key *key)
 {
 	uint32_t symbol = (uint32_t)qs_key_hash(key);
 	pthread_mutex_lock(&stepping);
@@ -168,6 +169,7 @@ static void count(const struct qs_key *key)
 	pthread_mutex_unlock(&stepping);
 	if (begins)
 		qs_share_look();
+	return begins;
 }
 
 /* ---- both ---------------------------------------------------------------------------------------
@@ -183,14 +185,18 @@ void qs_live_start(void)
 		atomic_store(&due, clock_ms() + LOOK_MS);
 }
 
-void qs_live_call(const struct qs_key *key)
+bool qs_live_call(const struct qs_key *key)
 {
 	if (left)
 		left--;
 	else
 		look_at_clock();
-	if (atomic_load_explicit(&wanted, memory_order_relaxed))
-		count(key);
+	return atomic_load_explicit(&wanted, memory_order_relaxed) && count(key);
+}
+
+void qs_live_want_steps(void)
+{
+	atomic_store(&wanted, true);
 }
 
 int64_t qs_live_step(void)

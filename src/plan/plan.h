@@ -6,8 +6,8 @@
  * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_waits qs_plan_demoted
  *             qs_instance_action
  *             qs_plans_decide_again qs_plans_each qs_plans_report qs_plan_table_forked
- * live.c      qs_live_start qs_live_call qs_live_step qs_live_weights qs_live_report
- *             qs_live_forked
+ * live.c      qs_live_start qs_live_call qs_live_want_steps qs_live_step qs_live_weights
+ *             qs_live_report qs_live_forked
  * weight.c    qs_weights_follow qs_weights_asked qs_weight_of_key qs_weights_met
  *             qs_weights_forked
  * period.c    qs_period_reset qs_period_add
@@ -17,6 +17,7 @@
  * label.h     layer names: label.c layer.c
  * share.h     the time that products take: share.c
  * idle.h      whether they are worth their time on the CPU: idle.c
+ * worth.h     whether whole steps are faster with them: worth.c
  * eligible.c  qs_eligible qs_overlap
  * size.c      qs_fp8_gain
  */
@@ -32,6 +33,7 @@
 #include "note/note.h"
 #include "plan/idle.h"
 #include "plan/share.h"
+#include "plan/worth.h"
 #include "policy/policy.h"
 
 /* The plan of a key in one context: what the engine prepared there. Immutable once published, but
@@ -43,6 +45,9 @@ struct qs_instance {
 	bool rows;                      /* of fp8: with a scale for each row          */
 	enum qs_reason reason;          /* why, when state is NULL                    */
 	_Atomic int failures;           /* runs that failed; too many and it passes   */
+	bool may_be_held;               /* auto's own choice: compared by whole steps */
+	_Atomic int held;               /* number of the try in which it last was     */
+	_Atomic int given_up;           /* enum qs_reason: it passes, AUTO = it does not */
 	struct qs_idle idle;            /* of fp8 that was measured: is it worth it   */
 	struct qs_instance *next;       /* other contexts                             */
 };
@@ -155,8 +160,10 @@ bool qs_shadow_measure(struct qs_shadow *shadow, const struct qs_gemm *g,
 
 /* Follows the policy in effect: its file, and the steps its rules ask for. */
 void qs_live_start(void);
-/* At every product, before its plan is asked for. */
-void qs_live_call(const struct qs_key *key);
+/* At every product, before its plan is asked for. True if a step begins with it. */
+bool qs_live_call(const struct qs_key *key);
+/* Steps are counted from now on, whatever the policy asks for. */
+void qs_live_want_steps(void);
 /* The training step at hand, from 0: how often the sequence of products has come round; -1 =
  * unknown.
  */

@@ -63,6 +63,7 @@ static void in_child(void)
 	qs_weights_forked();
 	qs_live_forked();
 	qs_share_forked();
+	qs_worth_forked();
 	qs_known_forked();
 	qs_context_forked();
 	qs_accuracy_forked();

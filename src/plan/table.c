@@ -117,7 +117,7 @@ bool qs_plan_demoted(const struct qs_plan *plan, const struct qs_instance *insta
 
 enum qs_action qs_instance_action(const struct qs_plan *plan, const struct qs_instance *instance)
 {
-	return instance->state && !plan->shadow && !atomic_load(&instance->idle.lost)
+	return instance->state && !plan->shadow && !atomic_load(&instance->given_up)
 	               ? instance->engine->action
 	               : QS_ACTION_NATIVE;
 }
@@ -182,7 +182,8 @@ static void tell(const struct qs_plan *plan, bool log)
 	enum qs_reason reason = plan->reason;
 	if (instance) {
 		action = qs_instance_action(plan, instance);
-		reason = atomic_load(&instance->idle.lost) ? QS_REASON_IDLE : instance->reason;
+		reason = (enum qs_reason)atomic_load(&instance->given_up);
+		reason = reason ? reason : instance->reason;
 	}
 	if (is_waiting(plan)) {
 		action = QS_ACTION_NATIVE;

@@ -61,8 +61,8 @@ static const struct qs_option options_table[] = {
          "where measurements are kept for later runs; empty = nowhere", NULL, 0, 0,
          FIELD(tuned_file), QS_OPTION_TEXT},
         {"tune", "host_bound", NULL, "native",
-         "what becomes of a measured product where the device is found to wait for the CPU: "
-         "native, if converting costs more time than it saves; keep",
+         "what becomes of products that auto replaces where the program is not faster for it, "
+         "as one whose device waits for the CPU: native; keep",
          host_bound_words, 0, 0, FIELD(host_bound_kept), QS_OPTION_FLAG},
         {"engine", "cublaslt", NULL, "tested",
          "tested; any: also versions of cuBLASLt newer than tested", cublaslt_words, 0, 0,

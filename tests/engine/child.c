@@ -18,7 +18,7 @@
 
 #define HEADER_BYTES 256 /* of a counters file */
 #define ENV_MAX      32
-#define ARG_MAX_     32
+#define ARG_MAX_     64
 #define TIMEOUT      120 /* seconds */
 
 /* A child while it runs. */

@@ -1,110 +1,12 @@
 /* A product that measuring chose is given up in use where the device is found to wait for the CPU:
  * which calls are looked at, what the verdict does, and what it does not touch. When it falls is
  * seen in tests/unit/test_idle.c. */
-#define _DEFAULT_SOURCE
 #include "tuning.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "softcuda/softcuda.h"
-
-enum {
-	SIDE = 4096,
-	K = 640,
-};
-
-/* What an argument of the scene says, with a number or a word behind it. */
-#define WAITING  "w" /* so many calls, each waited for: the next one finds the stream idle */
-#define RUNNING  "r" /* so many calls, ahead of the device: it is busy                     */
-#define CAPTURED "c" /* so many calls, captured                                            */
-#define POLICY   "p" /* the policy's file says this action from now on                     */
-
-/* Large enough for the size model to want fp8; what comes out is not looked at. */
-struct large {
-	struct session session;
-	void *a, *b, *d;
-	int failed;
-};
-
-static void open_large(struct large *l)
-{
-	cudaStream_t stream;
-	*l = (struct large){.failed = 0};
-	session_open(&l->session);
-	must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-	session_use(&l->session, stream);
-	must(cudaMalloc(&l->a, (size_t)SIDE * K * 2), "A");
-	must(cudaMalloc(&l->b, (size_t)SIDE * K * 2), "B");
-	must(cudaMalloc(&l->d, (size_t)SIDE * SIDE * 2), "D");
-}
-
-static void multiply(struct large *l)
-{
-	const float one = 1.0f, zero = 0.0f;
-	l->failed += cublasGemmEx(l->session.blas, CUBLAS_OP_T, CUBLAS_OP_N, SIDE, SIDE, K, &one,
-	                          l->a, CUDA_R_16BF, K, l->b, CUDA_R_16BF, K, &zero, l->d,
-	                          CUDA_R_16BF, SIDE, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != 0;
-}
-
-static void submit(struct large *l, int count, bool waiting)
-{
-	for (int i = 0; i < count; i++) {
-		multiply(l);
-		if (waiting)
-			must(cudaDeviceSynchronize(), "synchronize");
-	}
-	must(cudaDeviceSynchronize(), "synchronize");
-}
-
-static void capture(struct large *l, int count)
-{
-	cudaGraph_t graph;
-	must(cudaStreamBeginCapture(l->session.stream, cudaStreamCaptureModeGlobal), "capture");
-	for (int i = 0; i < count; i++)
-		multiply(l);
-	must(cudaStreamEndCapture(l->session.stream, &graph), "end of capture");
-	must(cudaGraphDestroy(graph), "graph");
-}
-
-/* And calls until it has been read, which takes two looks a second apart. */
-static void write_policy(struct large *l, const char *action)
-{
-	FILE *file = fopen(getenv("QSHIM_POLICY"), "w");
-	if (!file)
-		exit(1);
-	fprintf(file, "[qshim]\nversion = 1\n[default]\naction = %s\n", action);
-	fclose(file);
-	for (int i = 0; i < 27; i++) {
-		submit(l, 1, true);
-		usleep(100000);
-	}
-}
-
-/* `loop HOW WHAT ...`: one product again and again, like this and then like that, and the work of
- * each part. */
-static int loop(int argc, char **argv)
-{
-	struct large l;
-	open_large(&l);
-	for (int i = 0; i + 1 < argc; i += 2) {
-		const char *how = argv[i], *what = argv[i + 1];
-		const struct work before = work_done();
-		if (!strcmp(how, POLICY))
-			write_policy(&l, what);
-		else if (!strcmp(how, CAPTURED))
-			capture(&l, atoi(what));
-		else
-			submit(&l, atoi(what), !strcmp(how, WAITING));
-		print_work("part", i / 2, &before);
-	}
-	printf("failed %d\n", l.failed);
-	return 0;
-}
-
-const struct scene scenes[] = {{"loop", loop}, {NULL, NULL}};
+const struct scene scenes[] = {{"loop", scene_loop}, {NULL, NULL}};
 
 /* ---- tests --------------------------------------------------------------------------------------
  */

@@ -1,9 +1,12 @@
 /* Scenes and checks of the tests of timing; see tuning.h. */
+#define _DEFAULT_SOURCE
 #include "tuning.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "softcuda/softcuda.h"
 
@@ -137,6 +140,130 @@ int scene_large(int argc, char **argv)
 			print_work("call", i / uses, &before);
 	}
 	return verdict();
+}
+
+enum {
+	SIDE = 4096,
+	K = 640,
+};
+
+/* Large enough for the size model to want fp8; what comes out is not looked at. */
+struct large {
+	struct session session;
+	void *a, *b, *d;
+	int failed;
+};
+
+static void open_large(struct large *l)
+{
+	cudaStream_t stream;
+	*l = (struct large){.failed = 0};
+	session_open(&l->session);
+	must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+	session_use(&l->session, stream);
+	must(cudaMalloc(&l->a, (size_t)SIDE * K * 2), "A");
+	must(cudaMalloc(&l->b, (size_t)SIDE * K * 2), "B");
+	must(cudaMalloc(&l->d, (size_t)SIDE * SIDE * 2), "D");
+}
+
+static void multiply_rows(struct large *l, int m)
+{
+	const float one = 1.0f, zero = 0.0f;
+	l->failed += cublasGemmEx(l->session.blas, T_, N_, m, SIDE, K, &one, l->a, CUDA_R_16BF, K,
+	                          l->b, CUDA_R_16BF, K, &zero, l->d, CUDA_R_16BF, SIDE,
+	                          CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != 0;
+}
+
+static void multiply(struct large *l)
+{
+	multiply_rows(l, SIDE);
+}
+
+/* This product and two others, never the same twice, as random numbers say. */
+static void multiply_at_random(struct large *l, int count)
+{
+	uint32_t state = 1, product = 0;
+	for (int i = 0; i < count; i++) {
+		state = state * 1664525 + 1013904223;
+		product = (product + 1 + (state >> 31)) % 3;
+		multiply_rows(l, SIDE >> product);
+		must(cudaDeviceSynchronize(), "synchronize");
+	}
+}
+
+static void use_another_stream(struct large *l)
+{
+	cudaStream_t stream;
+	must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+	session_use(&l->session, stream);
+}
+
+static void submit(struct large *l, int count, bool waiting)
+{
+	for (int i = 0; i < count; i++) {
+		multiply(l);
+		if (waiting)
+			must(cudaDeviceSynchronize(), "synchronize");
+	}
+	must(cudaDeviceSynchronize(), "synchronize");
+}
+
+static void capture(struct large *l, int count)
+{
+	cudaGraph_t graph;
+	must(cudaStreamBeginCapture(l->session.stream, cudaStreamCaptureModeGlobal), "capture");
+	for (int i = 0; i < count; i++)
+		multiply(l);
+	must(cudaStreamEndCapture(l->session.stream, &graph), "end of capture");
+	must(cudaGraphDestroy(graph), "graph");
+}
+
+/* And calls until it has been read, which takes two looks a second apart. */
+static void write_policy(struct large *l, const char *action)
+{
+	FILE *file = fopen(getenv("QSHIM_POLICY"), "w");
+	if (!file)
+		exit(1);
+	fprintf(file, "[qshim]\nversion = 1\n[default]\naction = %s\n", action);
+	fclose(file);
+	for (int i = 0; i < 27; i++) {
+		submit(l, 1, true);
+		usleep(100000);
+	}
+}
+
+static void turn_knob(const char *setting)
+{
+	char name[32];
+	long value;
+	if (sscanf(setting, "%31[^=]=%ld", name, &value) != 2)
+		exit(1);
+	softcuda_set(name, value);
+}
+
+int scene_loop(int argc, char **argv)
+{
+	struct large l;
+	open_large(&l);
+	for (int i = 0; i + 1 < argc; i += 2) {
+		const char *how = argv[i], *what = argv[i + 1];
+		const struct work before = work_done();
+		if (!strcmp(how, POLICY))
+			write_policy(&l, what);
+		else if (!strcmp(how, CAPTURED))
+			capture(&l, atoi(what));
+		else if (!strcmp(how, RANDOM))
+			multiply_at_random(&l, atoi(what));
+		else if (!strcmp(how, STREAM))
+			use_another_stream(&l);
+		else if (!strcmp(how, KNOB))
+			turn_knob(what);
+		else
+			submit(&l, atoi(what), !strcmp(how, WAITING));
+		print_work("part", i / 2, &before);
+	}
+	printf("failed %d\n", l.failed);
+	return 0;
 }
 
 /* ---- tests ------------------------------------------------------------------------------------

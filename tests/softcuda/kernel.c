@@ -475,7 +475,8 @@ static CUresult run_launch(const void *args)
 	fault = CUDA_SUCCESS;
 	if (launch->early.first && sum_of(&launch->early) != launch->early.sum)
 		softcuda_fault();
-	launch->kernel->code->run(pointers, launch->grid[0], launch->block[0]);
+	if (launch->kernel->product || !softcuda_knobs.idle_kernels)
+		launch->kernel->code->run(pointers, launch->grid[0], launch->block[0]);
 	if (!launch->kernel->product)
 		softcuda_spend(softcuda_knobs.kernel_us);
 	return fault;

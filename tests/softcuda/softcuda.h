@@ -89,6 +89,7 @@
  *   fail_event        N: the Nth time from now on that an event is created or recorded fails [0]
  *   hold_host         1: no host function runs, and their streams wait for it [0]
  *   idle_products     1: products take their turn and their time, but compute nothing [0]
+ *   idle_kernels      1: the same of all other kernels [0]
  *   fp8_error         N: products compute nothing and fill D with 100, those of fp8 operands with
  *                     100 + N, or 100 + N / 4 if each row has a scale of its own; 0 = they work [0]
  *   product_us fp8_us second_us wide_second_us kernel_us

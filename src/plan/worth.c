@@ -1,0 +1,308 @@
+/* Whether whole steps of the program are faster with what auto replaces.
+ *
+ * What is measured of a product is its time on the device. A program that waits for the CPU, for
+ * its data or for other processes does not gain that, and pays for what our launches take of the
+ * CPU. So once its steps are known (live.c) and nothing new is being measured, some are made with
+ * the products that auto chose and some without, in turns. An event in the program's stream marks
+ * where each begins: they tell the same time whether the program runs ahead of the device or behind
+ * it, and nothing waits for them. If steps are not faster, the calls that were held back in those
+ * without pass for the rest of the run.
+ *
+ * The turns go by the sequence of Thue and Morse, so that what comes every second, fourth or eighth
+ * step (an optimiser, after so many micro-batches) is equally often on both sides. The first step
+ * of a turn is left out. All ranks of a program take the same turns, as far as they make the same
+ * products; so the time in which no step is measured, until the events have come about, is counted
+ * in steps.
+ */
+#include "plan/worth.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "plan/plan.h"
+
+#define QUIET  2                        /* steps without anything new before the first turn       */
+#define TURN   4                        /* steps                                                  */
+#define TURNS  8                        /* of a round, after which there may be a verdict         */
+#define ORDER  0x96u                    /* bit per turn, from the lowest: made without            */
+#define STEPS  (TURN * TURNS)           /* of a round                                             */
+#define COUNT  ((TURN - 1) * TURNS / 2) /* of them that count, of each kind               */
+#define ROUNDS (QS_WORTH_STEPS / COUNT)
+#define PAUSE  4             /* steps between two looks at the events of a round       */
+#define TRIES  8             /* in a process: whenever there is something new          */
+#define HELD   QS_PERIOD_MAX /* calls of a step without: it is none, the program has gone on */
+#define SURE   3             /* standard errors                                        */
+
+/* ---- the verdict --------------------------------------------------------------------------------
+ */
+
+static int compare(const void *a, const void *b)
+{
+	const float x = *(const float *)a, y = *(const float *)b;
+	return (x > y) - (x < y);
+}
+
+/* The median, and the square of its standard error: of a normal distribution 1.253 s / sqrt(n),
+ * where s is 0.741 times the distance of the quartiles. */
+static double median(struct qs_step_times times, double *variance)
+{
+	const int n = times.count;
+	qsort(times.ms, (size_t)n, sizeof *times.ms, compare);
+	const double range = times.ms[3 * n / 4] - times.ms[n / 4];
+	*variance = 0.862 * range * range / n;
+	return 0.5 * (times.ms[(n - 1) / 2] + times.ms[n / 2]);
+}
+
+/* A gain that is neither sure nor worth a setting of its own is none. */
+enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
+                               const struct qs_step_times *without, double min_gain, bool last,
+                               double *gain)
+{
+	double variance[2];
+	const double before = median(*without, &variance[1]);
+	*gain = before - median(*with, &variance[0]);
+	if (*gain * *gain > SURE * SURE * (variance[0] + variance[1]))
+		return *gain > 0 ? QS_WORTH_KEEP : QS_WORTH_LOST;
+	if (!last)
+		return QS_WORTH_OPEN;
+	return *gain > 0 && *gain >= min_gain * before ? QS_WORTH_KEEP : QS_WORTH_LOST;
+}
+
+/* ---- turns --------------------------------------------------------------------------------------
+ */
+
+enum state {
+	RESTING,
+	SETTLING, /* `at` steps went by without anything new */
+	TURNING,  /* `at` events of this round are recorded  */
+	PAUSING,  /* all are, and `at` steps went by         */
+};
+
+_Atomic bool qs_worth_without;
+
+static _Atomic bool wanted;
+static _Atomic int number;   /* of the try, from 1                                        */
+static _Atomic int64_t held; /* calls that were held back in the step at hand             */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
+static enum state state;
+static int at, rounds;
+static uint64_t context;
+static CUstream stream;
+static CUevent event[STEPS + 1];
+static struct qs_step_times times[2]; /* [1]: without */
+static char text[128];                /* of the last verdict */
+
+void qs_worth_want(void)
+{
+	atomic_store(&wanted, true);
+	qs_live_want_steps();
+}
+
+void qs_worth_hold(struct qs_instance *instance)
+{
+	atomic_store_explicit(&instance->held, atomic_load(&number), memory_order_relaxed);
+	if (atomic_fetch_add_explicit(&held, 1, memory_order_relaxed) >= HELD)
+		atomic_store(&qs_worth_without, false);
+}
+
+static bool is_without(int step)
+{
+	return ORDER >> step / TURN & 1;
+}
+
+/* Another thread may be capturing in global mode. */
+static CUstreamCaptureMode exchange(CUstreamCaptureMode mode)
+{
+	qs_driver_get()->cuThreadExchangeStreamCaptureMode(&mode);
+	return mode;
+}
+
+static void drop_events(void)
+{
+	const struct qs_driver *cu = qs_driver_get();
+	uint64_t now;
+	/* Those of a context that is gone went with it. */
+	for (int i = 0; i <= STEPS && qs_context_id(&now) && now == context; i++)
+		if (event[i])
+			cu->cuEventDestroy_v2(event[i]);
+	memset(event, 0, sizeof event);
+}
+
+static void end_try(void)
+{
+	atomic_store(&qs_worth_without, false);
+	drop_events();
+	state = RESTING;
+}
+
+static void try_again(void)
+{
+	end_try();
+	atomic_store(&wanted, true);
+}
+
+static bool make_events(void)
+{
+	bool made = true;
+	for (int i = 0; i <= STEPS && made; i++)
+		made = !qs_driver_get()->cuEventCreate(&event[i], CU_EVENT_DEFAULT);
+	return made;
+}
+
+/* False if the step is not one of the try: of another stream, in another context, captured, or
+ * after so much that it cannot have been a step. */
+static bool is_here(const struct qs_gemm *g)
+{
+	uint64_t now;
+	struct qs_stream described;
+	return g->stream == stream && qs_context_id(&now) && now == context &&
+	       qs_stream_describe(g->stream, &described) && !described.capturing;
+}
+
+static void begin_try(void)
+{
+	state = RESTING;
+	if (atomic_load(&number) >= TRIES)
+		return;
+	if (!make_events()) {
+		drop_events();
+		return;
+	}
+	rounds = at = 0;
+	times[0].count = times[1].count = 0;
+	atomic_fetch_add(&number, 1);
+	state = TURNING;
+}
+
+static void record(void)
+{
+	const bool spoiled = at > 0 && is_without(at - 1) && !atomic_load(&qs_worth_without);
+	if (spoiled || qs_driver_get()->cuEventRecord(event[at], stream)) {
+		try_again();
+		return;
+	}
+	atomic_store(&held, 0);
+	atomic_store(&qs_worth_without, at < STEPS && is_without(at));
+	if (at++ == STEPS) {
+		state = PAUSING;
+		at = 0;
+	}
+}
+
+static bool read_times(void)
+{
+	for (int i = 0; i < STEPS; i++) {
+		struct qs_step_times *to = &times[is_without(i)];
+		if (i % TURN && qs_driver_get()->cuEventElapsedTime(&to->ms[to->count++], event[i],
+		                                                    event[i + 1]))
+			return false;
+	}
+	return true;
+}
+
+static void give_up(struct qs_plan *plan, bool in_use)
+{
+	(void)in_use;
+	struct qs_instance *instance = atomic_load(&plan->first);
+	for (; instance; instance = instance->next) {
+		int none = QS_REASON_AUTO;
+		if (atomic_load(&instance->held) == atomic_load(&number))
+			atomic_compare_exchange_strong(&instance->given_up, &none, QS_REASON_STEPS);
+	}
+}
+
+static void judge(void)
+{
+	double gain, ignored;
+	const enum qs_worth worth = qs_worth_verdict(
+	        &times[0], &times[1], qs_process()->options->min_gain, rounds == ROUNDS, &gain);
+	if (worth == QS_WORTH_OPEN)
+		return;
+	const double without = median(times[1], &ignored);
+	snprintf(text, sizeof text, "a step takes %.3f ms with what was replaced, %.3f without",
+	         without - gain, without);
+	qs_message(QS_LOG_INFO, "%s (medians of %d each): %s", text, times[0].count,
+	           worth == QS_WORTH_KEEP ? "kept" : "not replaced any more");
+	if (worth == QS_WORTH_LOST)
+		qs_plans_each(give_up);
+	end_try();
+}
+
+/* Every few steps: the events of a round, once all have come about. */
+static void look(void)
+{
+	if (++at % PAUSE)
+		return;
+	const CUresult error = qs_driver_get()->cuEventQuery(event[STEPS]);
+	if (error == CUDA_ERROR_NOT_READY)
+		return;
+	if (error || !read_times()) {
+		try_again();
+		return;
+	}
+	rounds++;
+	at = 0;
+	state = TURNING;
+	judge();
+}
+
+static void settle(const struct qs_gemm *g)
+{
+	if (atomic_exchange(&wanted, false)) {
+		state = SETTLING;
+		at = 0;
+	} else if (state == SETTLING && ++at > QUIET) {
+		at = 0;
+		stream = g->stream;
+		if (qs_context_id(&context) && is_here(g))
+			begin_try();
+	}
+}
+
+static void step(const struct qs_gemm *g)
+{
+	const CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
+	if (state >= TURNING && !is_here(g))
+		try_again();
+	if (state == PAUSING)
+		look();
+	if (state == TURNING)
+		record();
+	else if (state != PAUSING)
+		settle(g);
+	exchange(mode);
+}
+
+void qs_worth_step(const struct qs_gemm *g)
+{
+	if (pthread_mutex_trylock(&lock)) /* steps of several threads are none to compare */
+		return;
+	if (state != RESTING || atomic_load(&wanted))
+		step(g);
+	pthread_mutex_unlock(&lock);
+}
+
+void qs_worth_text(char *to, size_t size)
+{
+	if (pthread_mutex_trylock(&lock)) {
+		if (size)
+			*to = 0;
+		return;
+	}
+	snprintf(to, size, "%s", text);
+	pthread_mutex_unlock(&lock);
+}
+
+void qs_worth_forked(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	state = RESTING;
+	memset(event, 0, sizeof event);
+	atomic_store(&wanted, false);
+	atomic_store(&number, 0);
+	atomic_store(&qs_worth_without, false);
+}

@@ -1,0 +1,52 @@
+/* Whether whole steps of the program are faster with what auto replaces.
+ *
+ * worth.c  qs_worth_want qs_worth_step qs_worth_hold qs_worth_verdict qs_worth_text
+ *          qs_worth_forked
+ */
+#ifndef QS_PLAN_WORTH_H
+#define QS_PLAN_WORTH_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "gemm/gemm.h"
+
+struct qs_instance;
+
+#define QS_WORTH_STEPS 96 /* of each kind, at most, that a verdict is made of */
+
+/* How long steps took, ms. */
+struct qs_step_times {
+	int count;
+	float ms[QS_WORTH_STEPS];
+};
+
+enum qs_worth {
+	QS_WORTH_OPEN, /* in doubt: more steps are to be measured */
+	QS_WORTH_KEEP,
+	QS_WORTH_LOST,
+};
+
+/* Auto has found something that serves a product: whole steps are to be compared, with it and
+ * without, once they are known. */
+void qs_worth_want(void);
+/* A step of the program begins with this product (qs_live_call()). */
+void qs_worth_step(const struct qs_gemm *g);
+
+/* True in a step that is made without what auto replaces. */
+extern _Atomic bool qs_worth_without __attribute__((visibility("hidden")));
+/* In such a step: a call that would be replaced passes, and the verdict will be for it as well. */
+void qs_worth_hold(struct qs_instance *instance);
+
+/* What `with` and `without` say, of as many steps each; `last`: in doubt no longer. `min_gain` is a
+ * fraction. *gain: ms of a step. */
+enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
+                               const struct qs_step_times *without, double min_gain, bool last,
+                               double *gain);
+/* What the last verdict was made of. */
+void qs_worth_text(char *text, size_t size);
+/* In a forked child: forget the parent's. */
+void qs_worth_forked(void);
+
+#endif
