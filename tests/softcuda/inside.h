@@ -36,7 +36,8 @@
 extern struct sc_knobs {
 	long seed, fail_alloc, memory_mib, capability, ptx, cublaslt_version, cublaslt12_version;
 	long heuristics_empty, fail_fp8, fail_module, fail_launch, null_products, inner_lt, strict;
-	long fail_product, fail_event, hold_host, idle_products, idle_kernels, fp8_error, slow_product;
+	long fail_product, fail_event, hold_host, idle_products, idle_kernels, fp8_error,
+	        slow_product;
 	long product_us, fp8_us, second_us, wide_second_us, kernel_us, driver, reuse;
 } softcuda_knobs;
 
