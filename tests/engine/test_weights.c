@@ -482,6 +482,24 @@ START_TEST(nf4_runs_on_every_device_with_fp8)
 }
 END_TEST
 
+/* The kernel for more tokens describes X to the device by a function of CUDA 12. */
+START_TEST(nf4_with_more_tokens_is_expanded_where_the_driver_is_old)
+{
+	const struct product *p = &wide[_i];
+	const char *const env[] = {NF4, "SOFTCUDA_DRIVER=11080", NULL};
+	repeat_with(env, WIDE, _i, CALLS, NULL);
+	expect_decision("nf4", "rule");
+	ck_assert_uint_eq(total_replaced(&outcome), CALLS);
+	for (int i = 0; i < CALLS; i++) {
+		const struct step step = step_at(&outcome, i);
+		expect_nf4(p, i, &step);
+		expect_launches(p, &step, i, EXPANSIONS, 1);
+		expect_launches(p, &step, i, WIDE4, 0);
+		expect_launches(p, &step, i, FP8, 1);
+	}
+}
+END_TEST
+
 /* ---- NaN and Inf in the weight ------------------------------------------------------------------
  */
 
@@ -828,6 +846,8 @@ int main(int argc, char **argv)
 	                    COUNT(without_nf4));
 	tcase_add_loop_test(tcase, devices_without_fp8_have_no_nf4, 0, 2);
 	tcase_add_loop_test(tcase, nf4_runs_on_every_device_with_fp8, 0, 9);
+	tcase_add_loop_test(tcase, nf4_with_more_tokens_is_expanded_where_the_driver_is_old, 0,
+	                    COUNT(wide));
 	tcase_add_loop_test(tcase, a_weight_that_is_not_finite_has_no_nf4, 0, COUNT(infinite));
 	tcase_add_loop_test(tcase, a_weight_that_is_not_finite_has_fp8_but_no_tiles, 0,
 	                    COUNT(infinite));
