@@ -266,6 +266,8 @@ ifneq ($(CLI),)
 	install -d '$(DESTDIR)$(PREFIX)/bin'
 	install -m 755 $(CLI) '$(DESTDIR)$(PREFIX)/bin/qshim'
 endif
+# LD_PRELOAD=libqshim.so without a path finds what is in the loader's cache.
+	@[ -n '$(DESTDIR)' ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## what install put there
 	rm -f '$(DESTDIR)$(PREFIX)/lib/libqshim.so' '$(DESTDIR)$(PREFIX)/lib/libqshim.so.0' \
