@@ -278,7 +278,8 @@ clean: ## what was built, but not a toolkit that scripts/setup installed
 	rm -rf $(filter-out $(B)/cuda,$(wildcard $(B)/*))
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' \
+		Makefile $(wildcard tests/*/build.mk)
 
 .PHONY: all tests gpu check check-built check-gpu demo demo-built bench lint asan \
         fuzz fuzz-built install uninstall clean help
