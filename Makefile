@@ -266,6 +266,8 @@ ifneq ($(CLI),)
 	install -d '$(DESTDIR)$(PREFIX)/bin'
 	install -m 755 $(CLI) '$(DESTDIR)$(PREFIX)/bin/qshim'
 endif
+# LD_PRELOAD=libqshim.so without a path finds what is in the loader's cache.
+	@[ -n '$(DESTDIR)' ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## what install put there
 	rm -f '$(DESTDIR)$(PREFIX)/lib/libqshim.so' '$(DESTDIR)$(PREFIX)/lib/libqshim.so.0' \
@@ -276,7 +278,8 @@ clean: ## what was built, but not a toolkit that scripts/setup installed
 	rm -rf $(filter-out $(B)/cuda,$(wildcard $(B)/*))
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' \
+		Makefile $(wildcard tests/*/build.mk)
 
 .PHONY: all tests gpu check check-built check-gpu demo demo-built bench lint asan \
         fuzz fuzz-built install uninstall clean help

@@ -7,7 +7,8 @@
  * backward thread the way that is the forward one is a product done again (activation
  * checkpointing). A matrix read both ways going forward supports nothing.
  *
- * The table is small and forgets. An entry is one word, so that threads need no lock. Left out:
+ * The table is small and forgets. An entry is one word, so that threads need no lock; a matrix in
+ * it has its number already, so that no other thread goes on to the next weight before. Left out:
  * weights that are not aligned to 16 bytes; NN programs without named backward threads (JAX), and
  * inference alone, where nothing tells a weight from another recurring matrix. Memory that was
  * freed is taken for what it was as long as its new matrix has the same shape.
@@ -66,7 +67,7 @@ static uint64_t recall(uint64_t identity)
 {
 	_Atomic uint64_t *bucket = bucket_of(identity);
 	for (int i = 0; i < WAYS; i++) {
-		uint64_t entry = atomic_load_explicit(&bucket[i], memory_order_relaxed);
+		uint64_t entry = atomic_load_explicit(&bucket[i], memory_order_acquire);
 		if ((entry & ~READ_MASK) == identity)
 			return entry & READ_MASK;
 	}
@@ -74,7 +75,7 @@ static uint64_t recall(uint64_t identity)
 }
 
 /* A new matrix pushes out the oldest of its bucket. Threads that write one bucket at once may lose
- * an entry, which is then learned again. */
+ * an entry, which is then learned again. Whoever meets the entry sees the matrix's number too. */
 static void remember(uint64_t identity, uint64_t reads)
 {
 	_Atomic uint64_t *bucket = bucket_of(identity);
@@ -82,12 +83,12 @@ static void remember(uint64_t identity, uint64_t reads)
 	for (int i = 0; i < WAYS; i++) {
 		uint64_t old = atomic_load_explicit(&bucket[i], memory_order_relaxed);
 		if ((old & ~READ_MASK) == identity) {
-			atomic_store_explicit(&bucket[i], old | reads, memory_order_relaxed);
+			atomic_store_explicit(&bucket[i], old | reads, memory_order_release);
 			return;
 		}
 	}
 	for (int i = 0; i < WAYS && moved; i++)
-		moved = atomic_exchange_explicit(&bucket[i], moved, memory_order_relaxed);
+		moved = atomic_exchange_explicit(&bucket[i], moved, memory_order_acq_rel);
 }
 
 /* Of an NN product, `role` being what the call alone says. */
@@ -133,8 +134,8 @@ enum qs_role qs_role_by_evidence(const struct qs_gemm *g, bool autograd)
 		                  : role_of_plain(known, autograd, alone);
 	const uint64_t added = evidence_of(transposed, autograd, told, role);
 	if (added & ~known) {
-		remember(identity, added);
 		qs_ordinal_give(identity);
+		remember(identity, added);
 	}
 	return role;
 }

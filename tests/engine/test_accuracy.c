@@ -394,6 +394,25 @@ START_TEST(calls_that_follow_each_other_wait_for_no_check)
 }
 END_TEST
 
+/* A faster algorithm is what `auto` has found when, for some steps, a rule demands fp8. */
+START_TEST(what_demotes_fp8_leaves_bf16_alone)
+{
+	struct times times = fast;
+	times.wide = 300;
+	run_scene(&outcome, SHIMMED,
+	          with(ENOUGH "log.quiet=1;numerics.check_every=1;rule f.steps=1100..1105;"
+	                      "rule f.action=fp8;default.action=auto",
+	               times, "SOFTCUDA_FP8_ERROR=16"),
+	          "large", "1", "1200", "1100", "1106", NULL);
+	ck_assert_msg(outcome.exit == 0, "exit %d: %.2000s", outcome.exit, outcome.err);
+	ck_assert_int_eq(warnings(), 1);
+	ck_assert_int_eq(decisions_with(&outcome, "sqnr"), 1);
+	ck_second("call0");
+	ck_assert_int_eq(only_counter(&outcome)->action, QS_ACTION_BF16);
+	ck_assert_int_eq(only_counter(&outcome)->reason, QS_REASON_AUTO);
+}
+END_TEST
+
 START_TEST(another_policy_does_not_undo_it)
 {
 	char folder[256], variable[320];
@@ -423,6 +442,7 @@ static void add_uses(TCase *tcase)
 	tcase_add_test(tcase, bf16_is_neither_checked_nor_demoted);
 	tcase_add_loop_test(tcase, nf4_has_no_limit_unless_its_rule_has_one, 0, 3);
 	tcase_add_test(tcase, rule_has_its_own_limit);
+	tcase_add_test(tcase, what_demotes_fp8_leaves_bf16_alone);
 	tcase_add_test(tcase, another_policy_does_not_undo_it);
 	tcase_add_test(tcase, calls_that_follow_each_other_wait_for_no_check);
 }

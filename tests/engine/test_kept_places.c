@@ -183,24 +183,28 @@ static int scene_fewer(int argc, char **argv)
 #define PIECES 2 /* that a weight lies in */
 #define PIECE  (BYTES / PIECES)
 
+/* Between two rows of a weight of such a pitch lies a whole piece of HOLE bytes. */
+#define HOLE  (BYTES / 4)
+#define PITCH (2 * HOLE)
+
 static const CUmemLocation device = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
 
-/* Memory of the size of a piece, mapped there. */
-static CUmemGenericAllocationHandle new_piece(CUdeviceptr to)
+/* New memory, mapped there. */
+static CUmemGenericAllocationHandle new_piece(CUdeviceptr to, size_t bytes)
 {
 	const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                                        .location = device};
 	CUmemGenericAllocationHandle handle;
-	must((int)cuMemCreate(&handle, PIECE, &properties, 0), "create");
-	must((int)cuMemMap(to, PIECE, 0, handle, 0), "map");
+	must((int)cuMemCreate(&handle, bytes, &properties, 0), "create");
+	must((int)cuMemMap(to, bytes, 0, handle, 0), "map");
 	return handle;
 }
 
-static void allow(CUdeviceptr to)
+static void allow(CUdeviceptr to, size_t bytes)
 {
 	const CUmemAccessDesc access = {.location = device,
 	                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-	must((int)cuMemSetAccess(to, PIECE, &access, 1), "access");
+	must((int)cuMemSetAccess(to, bytes, &access, 1), "access");
 }
 
 /* `mapped SHAPE`: the weight lies in pieces amid reserved addresses. It is written; then its last
@@ -215,8 +219,8 @@ static int scene_mapped(int argc, char **argv)
 	const CUdeviceptr weight = range + BYTES, last = weight + BYTES - PIECE;
 	const CUdeviceptr elsewhere = range + 3 * BYTES;
 	for (CUdeviceptr piece = weight; piece <= last; piece += PIECE) {
-		new_piece(piece);
-		allow(piece);
+		new_piece(piece, PIECE);
+		allow(piece, PIECE);
 	}
 	copy((void *)(uintptr_t)weight, x.da, BYTES);
 	x.da = (void *)(uintptr_t)weight;
@@ -225,8 +229,8 @@ static int scene_mapped(int argc, char **argv)
 	copy(x.da, new_weight(&x), BYTES);
 	submit_and_print(&x);
 	warm_up(&x);
-	const CUmemGenericAllocationHandle piece = new_piece(elsewhere);
-	allow(elsewhere);
+	const CUmemGenericAllocationHandle piece = new_piece(elsewhere, PIECE);
+	allow(elsewhere, PIECE);
 	double *const old = malloc(x.size_a * sizeof *old);
 	memcpy(old, x.a, x.size_a * sizeof *old);
 	copy((void *)(uintptr_t)elsewhere, (char *)new_weight(&x) + BYTES - PIECE, PIECE);
@@ -234,7 +238,7 @@ static int scene_mapped(int argc, char **argv)
 	product_poison(&x);
 	must((int)cuMemUnmap(last, PIECE), "unmap");
 	must((int)cuMemMap(last, PIECE, 0, piece, 0), "map");
-	allow(last);
+	allow(last, PIECE);
 	submit_and_print(&x);
 	for (int i = 0; i < 2; i++)
 		warm_up(&x);
@@ -244,12 +248,35 @@ static int scene_mapped(int argc, char **argv)
 	return 0;
 }
 
+/* `hole SHAPE`: memory amid the weight that holds nothing of it is unmapped. */
+static int scene_hole(int argc, char **argv)
+{
+	CUdeviceptr weight;
+	if (argc != 1)
+		return 2;
+	struct product shape = shapes[atoi(argv[0])];
+	shape.pad_a = PITCH / sizeof(uint16_t) - IN;
+	open_with(&shape);
+	must((int)cuMemAddressReserve(&weight, OUT * PITCH, 0, 0, 0), "reserve");
+	new_piece(weight, HOLE);
+	new_piece(weight + HOLE, HOLE);
+	new_piece(weight + PITCH, (OUT - 1) * PITCH);
+	allow(weight, OUT * PITCH);
+	copy((void *)(uintptr_t)weight, x.da, x.size_a * sizeof(uint16_t));
+	x.da = (void *)(uintptr_t)weight;
+	warm_up(&x);
+	product_poison(&x);
+	must((int)cuMemUnmap(weight + HOLE, HOLE), "unmap");
+	submit_and_print(&x);
+	for (int i = 0; i < 2; i++)
+		warm_up(&x);
+	return 0;
+}
+
 const struct scene scenes[] = {
-        {"view", scene_view},
-        {"mapped", scene_mapped},
-        {"neighbours", scene_neighbours},
-        {"fewer", scene_fewer},
-        {NULL, NULL},
+        {"view", scene_view},   {"mapped", scene_mapped},
+        {"hole", scene_hole},   {"neighbours", scene_neighbours},
+        {"fewer", scene_fewer}, {NULL, NULL},
 };
 
 /* ---- tests --------------------------------------------------------------------------------------
@@ -323,6 +350,17 @@ START_TEST(mapped_memory_is_followed_piece_by_piece)
 }
 END_TEST
 
+/* The weight is all there, and unchanged; its copy is trusted no more. */
+START_TEST(an_unmapping_amid_a_weight_ends_its_copy)
+{
+	const struct kind *kind = run(_i, "hole");
+	expect_kept(&outcome, kind, "before", WARMUP - 1);
+	ck_assert_int_eq(step_at(&outcome, WARMUP).uses[kind->form], 0);
+	expect_all_right(kind, "hole", WARMUP, 3 * WARMUP + 1);
+	expect_kept(&outcome, kind, "again", 3 * WARMUP);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("kept weights, places");
@@ -333,6 +371,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, neighbours_in_an_allocation_are_each_followed, 0, 2 * KINDS);
 	tcase_add_loop_test(tcase, an_address_with_fewer_rows_is_another_weight, 0, 2 * KINDS);
 	tcase_add_loop_test(tcase, mapped_memory_is_followed_piece_by_piece, 0, 2 * KINDS);
+	tcase_add_loop_test(tcase, an_unmapping_amid_a_weight_ends_its_copy, 0, KINDS);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);
 }

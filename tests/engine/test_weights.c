@@ -482,6 +482,24 @@ START_TEST(nf4_runs_on_every_device_with_fp8)
 }
 END_TEST
 
+/* The kernel for more tokens describes X to the device by a function of CUDA 12. */
+START_TEST(nf4_with_more_tokens_is_expanded_where_the_driver_is_old)
+{
+	const struct product *p = &wide[_i];
+	const char *const env[] = {NF4, "SOFTCUDA_DRIVER=11080", NULL};
+	repeat_with(env, WIDE, _i, CALLS, NULL);
+	expect_decision("nf4", "rule");
+	ck_assert_uint_eq(total_replaced(&outcome), CALLS);
+	for (int i = 0; i < CALLS; i++) {
+		const struct step step = step_at(&outcome, i);
+		expect_nf4(p, i, &step);
+		expect_launches(p, &step, i, EXPANSIONS, 1);
+		expect_launches(p, &step, i, WIDE4, 0);
+		expect_launches(p, &step, i, FP8, 1);
+	}
+}
+END_TEST
+
 /* ---- NaN and Inf in the weight ------------------------------------------------------------------
  */
 
@@ -744,7 +762,8 @@ START_TEST(performant_nf4_must_win_where_it_can_be_timed)
 }
 END_TEST
 
-/* Few tokens are not timed: our kernel is faster. Only the decision is looked at. */
+/* Few tokens are not timed: our kernel is faster. Only the decision is looked at. The weight is
+ * small enough for the emulation to expand it within the second that a measurement waits. */
 START_TEST(performant_nf4_of_few_tokens_is_sure_to_win)
 {
 	static const struct size {
@@ -755,7 +774,7 @@ START_TEST(performant_nf4_of_few_tokens_is_sure_to_win)
 	                           "strategy=performant",
 	                           "SOFTCUDA_PRODUCT_US=25", "SOFTCUDA_IDLE_PRODUCTS=1", CLOCK,
 	                           NULL};
-	run_scene(&outcome, SHIMMED, env, "decide", "TN", "4096", size->n, "4096", NULL);
+	run_scene(&outcome, SHIMMED, env, "decide", "TN", "1024", size->n, "1024", NULL);
 	ck_assert_str_eq(only_decision(&outcome)->action, size->action);
 }
 END_TEST
@@ -828,6 +847,8 @@ int main(int argc, char **argv)
 	                    COUNT(without_nf4));
 	tcase_add_loop_test(tcase, devices_without_fp8_have_no_nf4, 0, 2);
 	tcase_add_loop_test(tcase, nf4_runs_on_every_device_with_fp8, 0, 9);
+	tcase_add_loop_test(tcase, nf4_with_more_tokens_is_expanded_where_the_driver_is_old, 0,
+	                    COUNT(wide));
 	tcase_add_loop_test(tcase, a_weight_that_is_not_finite_has_no_nf4, 0, COUNT(infinite));
 	tcase_add_loop_test(tcase, a_weight_that_is_not_finite_has_fp8_but_no_tiles, 0,
 	                    COUNT(infinite));

@@ -122,7 +122,7 @@ int scene_large(int argc, char **argv)
 	const float one = 1.0f, zero = 0.0f;
 	struct session session;
 	void *a, *b, *d;
-	if (argc != 2)
+	if (argc != 2 && argc != 4)
 		return 1;
 	session_open(&session);
 	must(cudaMalloc(&a, (size_t)SIDE * 2 * K * 2), "A");
@@ -132,6 +132,8 @@ int scene_large(int argc, char **argv)
 	for (int i = 0; i < atoi(argv[0]) * uses; i++) {
 		const struct work before = work_done();
 		const int k = K + 16 * (i / uses);
+		if (argc == 4)
+			softcuda_set("idle_products", i < atoi(argv[2]) || i >= atoi(argv[3]));
 		failed += cublasGemmEx(session.blas, T_, N_, SIDE, SIDE, k, &one, a, CUDA_R_16BF, k,
 		                       b, CUDA_R_16BF, k, &zero, d, CUDA_R_16BF, SIDE,
 		                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != 0;

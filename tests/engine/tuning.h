@@ -53,8 +53,9 @@ int verdict(void);
 /* Scene `calls ROW COUNT KNOB VALUE`: one product again and again, and the hash of each result; the
  * knob is turned once the program has all it needs. */
 int scene_calls(int argc, char **argv);
-/* Scene `large COUNT USES`: products for which the size model wants fp8, called USES times each, of
- * which the last call is watched. Nobody looks at the results: run it with IDLE. */
+/* Scene `large COUNT USES FIRST END`: products for which the size model wants fp8, called USES
+ * times each, of which the last call is watched. Nobody looks at the results: run it with IDLE, or
+ * name the calls that are not idle. */
 int scene_large(int argc, char **argv);
 
 /* What an argument of scene_loop() says, with a number or a word behind it. */

@@ -533,13 +533,12 @@ CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction function
 }
 
 /* Of what a driver accepts: matrices of 2-byte elements in swizzled boxes of 128 bytes a row. */
-CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, cuuint32_t rank,
-                                        void *address, const cuuint64_t *size,
-                                        const cuuint64_t *strides, const cuuint32_t *box,
-                                        const cuuint32_t *steps, CUtensorMapInterleave interleave,
-                                        CUtensorMapSwizzle swizzle,
-                                        CUtensorMapL2promotion promotion,
-                                        CUtensorMapFloatOOBfill fill)
+static CUresult CUDAAPI encode_tiled(CUtensorMap *to, CUtensorMapDataType type, cuuint32_t rank,
+                                     void *address, const cuuint64_t *size,
+                                     const cuuint64_t *strides, const cuuint32_t *box,
+                                     const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                                     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                     CUtensorMapFloatOOBfill fill)
 {
 	struct qs_oracle_map map = {.address = (uint64_t)(uintptr_t)address};
 	(void)promotion;
@@ -557,6 +556,17 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType typ
 	memcpy(to, &map, sizeof map);
 	return CUDA_SUCCESS;
 }
+
+/* Drivers before CUDA 12 have no such function: dlsym() answers what this returns. It is called
+ * while the library is being loaded too, before a sanitiser's runtime is there. */
+typedef __typeof__(encode_tiled) encode_function;
+__attribute__((no_sanitize("address", "thread", "undefined"))) static encode_function *
+find_encode_tiled(void)
+{
+	return softcuda_knobs.driver < 12000 ? NULL : encode_tiled;
+}
+
+encode_function cuTensorMapEncodeTiled __attribute__((ifunc("find_encode_tiled")));
 
 static CUresult check_geometry(const CUlaunchConfig *config, CUfunction function)
 {

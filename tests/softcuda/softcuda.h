@@ -75,8 +75,9 @@
  *   memory_mib        memory of each device [8192]
  *   capability        compute capability, major * 10 + minor [90]
  *   ptx               that for which kernels were compiled; 0 = the device's [0]
- *   driver            what cuDriverGetVersion reports, 12030 and up: with edges of all kinds
- * [13000] cublaslt_version  what cublasLtGetVersion of major 13 reports and allows [130100]
+ *   driver            what cuDriverGetVersion reports [13000]; from 12030 on with edges of all
+ *                     kinds, before 12000 without cuTensorMapEncodeTiled
+ *   cublaslt_version  what cublasLtGetVersion of major 13 reports and allows [130100]
  *   cublaslt12_version  the same of major 12 [120900]
  *   heuristics_empty  1: heuristics find nothing, 2: only for fp8 [0]
  *   fail_fp8          the status cublasLtMatmul answers to fp8 operands; 0 = works [0]

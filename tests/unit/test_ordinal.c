@@ -1,10 +1,13 @@
 /* Numbers of weights: given in the order of first use, told once the role is known, found again by
  * gradients. The calls are those of PyTorch; addresses are never followed. */
+#include <pthread.h>
+
 #include "gemm/gemm.h"
 #include "tests/support/suite.h"
 #include "tests/unit/key.h"
 
 #define TOKENS 256
+#define ROUNDS 20 /* in which threads meet */
 
 #define AT(number) ((void *)(uintptr_t)(0x700000000000 + ((uintptr_t)(number) << 20)))
 #define NONE       (-1)
@@ -172,6 +175,38 @@ START_TEST(numbers_end_and_stay)
 }
 END_TEST
 
+/* Returns how many weights have another number than the order of their first use gives them. */
+static void *forward_in_order(void *start)
+{
+	struct linear l = {0, 10, 20, 512, 512, false};
+	uintptr_t wrong = 0;
+	pthread_barrier_wait(start);
+	for (l.weight = 0; l.weight < QS_ORDINALS_MAX; l.weight++)
+		wrong += forward(&l) != l.weight;
+	return (void *)wrong;
+}
+
+/* The thread that is behind finds all numbers given, is faster, and meets the other again. */
+START_TEST(threads_with_one_order_see_one_numbering)
+{
+	for (int round = 0; round < ROUNDS; round++) {
+		pthread_barrier_t start;
+		pthread_t thread[2];
+		void *wrong[2];
+		set_up();
+		pthread_barrier_init(&start, NULL, 2);
+		for (int i = 0; i < 2; i++)
+			ck_assert_int_eq(pthread_create(&thread[i], NULL, forward_in_order, &start),
+			                 0);
+		for (int i = 0; i < 2; i++)
+			pthread_join(thread[i], &wrong[i]);
+		pthread_barrier_destroy(&start);
+		ck_assert_ptr_null(wrong[0]);
+		ck_assert_ptr_null(wrong[1]);
+	}
+}
+END_TEST
+
 START_TEST(forked_child_begins_anew)
 {
 	forward(&attention[0]);
@@ -199,6 +234,7 @@ int main(void)
 	tcase_add_test(tcase, another_shape_at_the_address_is_another_weight);
 	tcase_add_test(tcase, products_without_a_role_or_alignment_have_no_number);
 	tcase_add_test(tcase, numbers_end_and_stay);
+	tcase_add_test(tcase, threads_with_one_order_see_one_numbering);
 	tcase_add_test(tcase, forked_child_begins_anew);
 	suite_add_tcase(suite, tcase);
 	return qs_suite_main(suite);
