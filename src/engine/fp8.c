@@ -62,10 +62,15 @@ static int convert(void *data)
 	return (int)make_operands(c->fp8, c->g, c->context, c->stream, c->scratch, false, &c->pair);
 }
 
+static bool must_win(const struct qs_choice *choice)
+{
+	return choice->action == QS_ACTION_AUTO || !choice->eager;
+}
+
 /* Chooses the algorithm, and where the policy leaves the choice to us says whether fp8 pays. What
  * could not be measured is left to the size model that brought us here. The first conversion finds
  * no prediction and casts twice, the timed ones do as later calls will. */
-static bool tune(struct conversion *c, bool must_win, struct qs_context *context,
+static bool tune(struct conversion *c, const struct qs_choice *choice, struct qs_context *context,
                  struct qs_failure *failure)
 {
 	if (convert(c))
@@ -73,7 +78,8 @@ static bool tune(struct conversion *c, bool must_win, struct qs_context *context
 	const struct qs_lt_call call =
 	        qs_lt_call_fp8(c->g, c->stream->handle, c->scratch->base, &c->pair);
 	const struct qs_rival preparation = {convert, c};
-	return qs_tune_prepared(c->fp8->lt, c->g, context, &call, &preparation, must_win, c->row,
+	return qs_tune_prepared(c->fp8->lt, c->g, context, &call, &preparation,
+	                        c->fp8->rows ? 0 : choice->shared, must_win(choice), c->row,
 	                        failure);
 }
 
@@ -84,20 +90,19 @@ static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_
 {
 	enum qs_reason why;
 	struct qs_tuned_row row;
-	const bool must_win = choice->action == QS_ACTION_AUTO || !choice->eager;
 	if (qs_known_find(fp8->lt, g, context, QS_ACTION_FP8, choice, &row))
-		return qs_known_wins(&row, must_win, failure);
+		return qs_known_wins(&row, must_win(choice), failure);
 	if (!qs_may_tune(g))
 		return true;
 	fp8->operands.once = stream->measuring;
 	const size_t total = total_of(fp8, true);
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total, &why);
-	if (!scratch && must_win)
+	if (!scratch && must_win(choice))
 		return qs_failed(failure, why, "%zu MiB to measure with", total >> 20);
 	if (!scratch) /* the run will say so, or find some by then */
 		return true;
 	struct conversion conversion = {fp8, g, context, stream, scratch, &row, {.bytes = 0}};
-	bool wins = tune(&conversion, must_win, context, failure);
+	bool wins = tune(&conversion, choice, context, failure);
 	qs_operands_forget(scratch);
 	qs_scratch_unlock(scratch);
 	fp8->operands.once = false;

@@ -254,7 +254,7 @@ static bool time_product(struct nf4 *nf4, struct call *call, struct qs_context *
 	const struct qs_lt_call product =
 	        qs_lt_call_fp8(call->g, call->stream->handle, call->block, &trial.pair);
 	const struct qs_rival preparation = {convert, &trial};
-	return qs_tune_prepared(nf4->lt, call->g, context, &product, &preparation, must_win, row,
+	return qs_tune_prepared(nf4->lt, call->g, context, &product, &preparation, 0, must_win, row,
 	                        failure);
 }
 

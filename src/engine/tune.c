@@ -101,7 +101,8 @@ bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *conte
 
 bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                       const struct qs_lt_call *call, const struct qs_rival *preparation,
-                      bool must_win, struct qs_tuned_row *row, struct qs_failure *failure)
+                      double shared, bool must_win, struct qs_tuned_row *row,
+                      struct qs_failure *failure)
 {
 	struct qs_timing timing;
 	struct qs_failure why;
@@ -113,6 +114,7 @@ bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_conte
 	}
 	if (timing.rival[0] < 0 || timing.rival[1] < 0)
 		return true;
+	timing.rival[1] *= (float)(1 - shared);
 	qs_known_add(lt, g, &timing, row);
 	return qs_known_wins(row, must_win, failure);
 }

@@ -17,12 +17,14 @@ bool qs_tune(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *conte
              const struct qs_lt_call *call, const struct qs_rival *preparation,
              struct qs_timing *timing, struct qs_failure *failure);
 /* The same for a product whose operands `preparation` makes; the answer to the question *row is
- * kept. False, with *failure filled, if with `must_win` it does not beat the program's own call by
- * the policy's min_gain, or there was no memory to measure it; what could not be measured for
- * another reason counts as won. */
+ * kept. `shared` is the part of the preparation that calls do not pay, having found it done. False,
+ * with *failure filled, if with `must_win` it does not beat the program's own call by the policy's
+ * min_gain, or there was no memory to measure it; what could not be measured for another reason
+ * counts as won. */
 bool qs_tune_prepared(struct qs_lt *lt, const struct qs_gemm *g, struct qs_context *context,
                       const struct qs_lt_call *call, const struct qs_rival *preparation,
-                      bool must_win, struct qs_tuned_row *row, struct qs_failure *failure);
+                      double shared, bool must_win, struct qs_tuned_row *row,
+                      struct qs_failure *failure);
 /* True if D's contents are of no use to the program's call, which is made once everything is
  * measured: until then D may hold results of trials, and none of it need be ours. Its bytes must
  * not be those of an operand (qs_overlap). */

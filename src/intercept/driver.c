@@ -87,9 +87,14 @@ static const char *const exported[THUNKS] = {
 /* How the calls of each thunk are told; of an exported one from its first call on. */
 static _Atomic(const struct qs_effect *) effects[THUNKS];
 
+uint64_t qs_epoch_outside(void)
+{
+	return atomic_load_explicit(&qs_submissions[OUTSIDE].value, memory_order_acquire);
+}
+
 uint64_t qs_epoch_now(void)
 {
-	return atomic_load_explicit(&qs_submissions[OUTSIDE].value, memory_order_acquire) +
+	return qs_epoch_outside() +
 	       atomic_load_explicit(&qs_submissions[PASSED].value, memory_order_acquire);
 }
 

@@ -11,8 +11,8 @@
  * loader.c    originals: qs_caller_library qs_caller_original qs_library_of qs_real_dlsym
  * qs_loader_forked dlsym.S     the exported dlsym, a tail jump; qs_dlsym_filter in loader.c
  * submissions.h  the list of driver functions that are counted
- * driver.c    the submission epoch: qs_epoch_now qs_epoch_bump qs_epoch_trusted qs_epoch_doubt
- *             qs_epoch_report qs_submission_name qs_submission_wrapper qs_submission_escaped
+ * driver.c    the submission epoch: qs_epoch_now qs_epoch_outside qs_epoch_bump qs_epoch_trusted
+ * qs_epoch_doubt qs_epoch_report qs_submission_name qs_submission_wrapper qs_submission_escaped
  *             qs_submission_is_own
  * driver.S    the thunks before the driver's functions
  * driver.h launch.h  reading what their calls write: written.c arguments.c graph.c
@@ -157,6 +157,8 @@ void qs_wrote_lt(const struct qs_library *library, cublasLtMatmulDesc_t desc, co
  * managed, not mapped host memory), and no output of a product of ours overlaps it. Other threads:
  * the epoch has changed by the time a submitting call returns. */
 uint64_t qs_epoch_now(void);
+/* The part of it that does not count the products that we left to cuBLAS. */
+uint64_t qs_epoch_outside(void);
 /* After a hooked call was left to cuBLAS, whose launches do not count one by one. */
 void qs_epoch_bump(void);
 /* True once it has been shown, as far as that is possible, that this process's submissions are

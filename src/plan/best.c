@@ -67,12 +67,13 @@ static void *make_state(const struct qs_plan *plan, const struct qs_gemm *g,
                         struct qs_failure *failure)
 {
 	struct qs_failure second = {.reason = QS_REASON_AUTO};
-	struct qs_choice rows = plan->choice;
+	struct qs_choice one = plan->choice, rows = plan->choice;
 	struct qs_stream trial = *stream;
 	trial.measuring = is_open(plan);
+	one.shared = qs_before_share(&plan->shared, &plan->key);
 	rows.scaling = QS_SCALING_ROW;
 	*by_rows = plan->choice.scaling == QS_SCALING_ROW;
-	void *state = try(plan, g, context, &trial, &plan->choice, failure);
+	void *state = try(plan, g, context, &trial, &one, failure);
 	if (state || failure->reason != QS_REASON_SQNR || plan->action != QS_ACTION_FP8 ||
 	    plan->choice.scaling != QS_SCALING_AUTO)
 		return state;

@@ -168,6 +168,8 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 			qs_track_write(g->d,
 			               (size_t)((const char *)qs_gemm_end(g) - (const char *)g->d));
 		qs_note_notice(instance->engine->action);
+		if (instance->engine->action == QS_ACTION_FP8 && !instance->rows)
+			qs_before_end(g, false);
 		return true;
 	}
 	if (failure.reason == QS_REASON_ERROR) {
@@ -271,7 +273,11 @@ static bool waits(struct qs_plan *plan, const struct qs_gemm *g, const struct qs
 	    !qs_may_tune(g) || qs_best_is_known(plan, g, context))
 		return false;
 	qs_plan_waits(plan); /* before the use counts, so that no decision is overwritten */
-	return qs_uses_add(&plan->key) < QS_USES_TO_MEASURE;
+	qs_before_count(&plan->shared, g);
+	if (qs_uses_add(&plan->key) >= QS_USES_TO_MEASURE)
+		return false;
+	qs_before_end(g, true);
+	return true;
 }
 
 /* The product has an engine. A key that is known to pass in this context passes before anything
@@ -337,6 +343,7 @@ bool qs_dispatch(struct qs_gemm *g)
 	if (!qs_start())
 		return false;
 	qs_gemm_key(g);
+	qs_before_begin();
 	bool autograd = qs_thread_is_autograd();
 	g->key.role = (uint8_t)qs_role_by_evidence(g, autograd);
 	if (qs_labels_used())

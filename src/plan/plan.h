@@ -2,6 +2,7 @@
  *
  * dispatch.c  qs_dispatch qs_dispatch_forked
  * uses.c      qs_uses_add qs_uses_forked
+ * before.c    qs_before_begin qs_before_end qs_before_count qs_before_share qs_before_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
  * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_waits qs_plan_demoted
  *             qs_instance_action
@@ -52,6 +53,12 @@ struct qs_instance {
 	struct qs_instance *next;       /* other contexts                             */
 };
 
+/* Uses of a key that waits to be measured, and how often it would have found either operand
+ * converted. */
+struct qs_shared {
+	_Atomic int uses, found[2];
+};
+
 /* What is done with the products of one key. Immutable once published, but for the atomics. When
  * the policy changes its mind another plan of the key takes its place: this one stays, as threads
  * may be running it, and is used again if the old decision comes back. */
@@ -69,6 +76,7 @@ struct qs_plan {
 	struct qs_instance *_Atomic first; /* contexts met so far                                */
 	_Atomic uint64_t told;             /* bit per reason already logged for late passes      */
 	_Atomic bool waits;                /* it has passed until its bucket has had enough uses */
+	struct qs_shared shared;           /* what its conversion would not have cost so far     */
 	const char *library;               /* path of the copy of cuBLAS, for the log            */
 	struct qs_plan *other;             /* next plan of the key, under the table's lock       */
 	struct qs_share share;             /* time that its calls take                           */
@@ -129,6 +137,16 @@ void qs_plan_table_forked(void);
 int qs_uses_add(const struct qs_key *key);
 /* In a forked child: forget the parent's. */
 void qs_uses_forked(void);
+
+/* A product begins. */
+void qs_before_begin(void);
+/* It has been replaced in fp8, with a scale for each operand; or it `waits` for its measurement. */
+void qs_before_end(const struct qs_gemm *g, bool waits);
+/* Counts a use of a key that waits, and which operands it shares with the product before. */
+void qs_before_count(struct qs_shared *shared, const struct qs_gemm *g);
+/* The part of the conversion that is for operands found converted, by the uses so far: 0 to 1. */
+double qs_before_share(const struct qs_shared *shared, const struct qs_key *key);
+void qs_before_forked(void);
 
 /* Fills choice, action, reason, rule and engine of a new plan from its key, the policy and the
  * step. `again`: the policy was asked for this key before. */

@@ -55,6 +55,7 @@ static void in_child(void)
 	qs_driver_forked();
 	qs_dispatch_forked();
 	qs_uses_forked();
+	qs_before_forked();
 	qs_plan_table_forked();
 	qs_label_forked();
 	qs_layer_forked();
