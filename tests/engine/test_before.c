@@ -70,6 +70,7 @@ const struct scene scenes[] = {{"layer", scene_layer}, {NULL, NULL}};
  */
 
 static const struct times times = {.product = 1000, .fp8 = 600, .second = 600, .kernel = 100};
+#define CONVERSION 200 /* us of both operands: two kernels */
 
 /* Microseconds of the conversion, as the decision tells them. */
 static double conversion(const char *policy, int layer)
@@ -87,17 +88,14 @@ static double conversion(const char *policy, int layer)
 
 START_TEST(what_the_product_before_had_converted_is_not_paid)
 {
-	const double all = conversion(AUTO, 2);
-	ck_assert_double_gt(all, 0);
 	const double found = layers[_i].found[0] / 2 + layers[_i].found[1] / 2;
-	ck_assert_double_eq_tol(conversion(AUTO, _i), all * (1 - found), 0.11);
+	ck_assert_double_eq_tol(conversion(AUTO, _i), CONVERSION * (1 - found), 0.11);
 }
 END_TEST
 
 START_TEST(all_of_it_is_paid_where_nothing_is_used_again)
 {
-	const double all = conversion(AUTO, 2);
-	ck_assert_double_eq(conversion(AUTO ";cache.validity=each", 0), all);
+	ck_assert_double_eq(conversion(AUTO ";cache.validity=each", 0), CONVERSION);
 }
 END_TEST
 
