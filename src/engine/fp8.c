@@ -67,6 +67,13 @@ static bool must_win(const struct qs_choice *choice)
 	return choice->action == QS_ACTION_AUTO || !choice->eager;
 }
 
+/* Whether fp8 is taken unmeasured: the size model says that. */
+static bool may_guess(const struct qs_choice *choice, struct qs_failure *failure)
+{
+	return !must_win(choice) || !choice->unlikely ||
+	       qs_failed(failure, QS_REASON_SMALL, "not measured");
+}
+
 /* Chooses the algorithm, and where the policy leaves the choice to us says whether fp8 pays. What
  * could not be measured is left to the size model that brought us here. The first conversion finds
  * no prediction and casts twice, the timed ones do as later calls will. */
@@ -74,13 +81,14 @@ static bool tune(struct conversion *c, const struct qs_choice *choice, struct qs
                  struct qs_failure *failure)
 {
 	if (convert(c))
-		return true;
+		return may_guess(choice, failure);
 	const struct qs_lt_call call =
 	        qs_lt_call_fp8(c->g, c->stream->handle, c->scratch->base, &c->pair);
 	const struct qs_rival preparation = {convert, c};
 	return qs_tune_prepared(c->fp8->lt, c->g, context, &call, &preparation,
 	                        c->fp8->rows ? 0 : choice->shared, must_win(choice), c->row,
-	                        failure);
+	                        failure) &&
+	       (c->row->ours_us > 0 || may_guess(choice, failure));
 }
 
 /* A plan that is given up must not be remembered by what it made, nor take more than it needs. */
@@ -93,7 +101,7 @@ static bool tune_in_scratch(struct fp8 *fp8, const struct qs_gemm *g, struct qs_
 	if (qs_known_find(fp8->lt, g, context, QS_ACTION_FP8, choice, &row))
 		return qs_known_wins(&row, must_win(choice), failure);
 	if (!qs_may_tune(g))
-		return true;
+		return may_guess(choice, failure);
 	fp8->operands.once = stream->measuring;
 	const size_t total = total_of(fp8, true);
 	struct qs_scratch *scratch = qs_scratch_lock(context, stream, total, &why);

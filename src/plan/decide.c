@@ -6,8 +6,11 @@
 
 #include <errno.h>
 
-/* The least predicted gain for which `auto` acts without having measured. */
+/* The least predicted gain for which `auto` acts without having measured, and for which it
+ * measures. The prediction knows nothing of operands that are converted for another product anyway.
+ */
 #define MIN_PREDICTED_GAIN 0.05
+#define MIN_MEASURED_GAIN  (-0.15)
 
 static void pass(struct qs_plan *plan, enum qs_reason reason)
 {
@@ -27,7 +30,9 @@ static void act(struct qs_plan *plan, enum qs_action action, enum qs_reason reas
 static void decide_by_size(struct qs_plan *plan, enum qs_reason reason)
 {
 	const struct qs_key *key = &plan->key;
-	if (qs_fp8_gain(key->m, key->n, key->k) < MIN_PREDICTED_GAIN)
+	const double gain = qs_fp8_gain(key->m, key->n, key->k);
+	plan->choice.unlikely = gain < MIN_PREDICTED_GAIN;
+	if (gain < MIN_MEASURED_GAIN)
 		pass(plan, QS_REASON_SMALL);
 	else
 		act(plan, QS_ACTION_FP8, reason);
@@ -66,7 +71,7 @@ static void apply_mode(struct qs_plan *plan, enum qs_mode mode)
 	if (!plan->engine)
 		return;
 	if (mode == QS_MODE_OBSERVE)
-		pass(plan, QS_REASON_OBSERVE);
+		pass(plan, plan->choice.unlikely ? QS_REASON_SMALL : QS_REASON_OBSERVE);
 	if (mode == QS_MODE_SHADOW)
 		shadow(plan);
 	if (mode == QS_MODE_OFF) /* since the start */

@@ -122,6 +122,7 @@ struct qs_choice {
 	bool eager;      /* do it always; false: only where it is expected to be faster  */
 	int rule;        /* index for qs_policy_rule_name, -1 = [default]                */
 	double min_sqnr; /* dB below which it is not done; negative = none          */
+	bool unlikely;   /* by no policy: fp8 only where it is measured to be faster */
 	double shared;   /* by no policy: part of the conversion that is found done, 0 to 1 */
 	bool trial;      /* by no policy: only the error is wanted; not timed, nothing is kept */
 };

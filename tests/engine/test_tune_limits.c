@@ -357,6 +357,7 @@ static int fork_meanwhile(int argc, char **argv)
 const struct scene scenes[] = {
         {"calls", scene_calls},
         {"large", scene_large},
+        {"doubtful", scene_doubtful},
         {"keys", keys},
         {"captured", captured},
         {"beside_capture", beside_capture},
@@ -394,6 +395,29 @@ START_TEST(without_a_budget_auto_goes_by_size)
 	ck_assert_int_eq(outcome.exit, 0);
 	ck_decision("fp8", "auto");
 	ck_products("call0", 1, 1, 0); /* its error is looked at */
+}
+END_TEST
+
+/* What it does not want is measured all the same, where it may be wrong, and not done without. */
+static const struct {
+	const char *policy, *action, *reason;
+	struct times times;
+} doubtful[] = {
+        {AUTO, "fp8", "auto", {.product = 1000, .fp8 = 500, .second = 500, .kernel = 100}},
+        {AUTO, "native", "not-faster", {.product = 1000, .fp8 = 900, .second = 900, .kernel = 100}},
+        {"tune.budget_ms=0;default.action=auto", "native", "small", {.product = 1000, .fp8 = 500}},
+        {AUTO ";qshim.mode=observe", "native", "small", {.product = 1000, .fp8 = 500}},
+        {"tune.budget_ms=0;default.action=fp8", "fp8", "rule", {.product = 1000, .fp8 = 500}},
+};
+
+START_TEST(what_size_leaves_in_doubt_is_done_only_if_it_is_measured)
+{
+	run_scene(&outcome, SHIMMED, with(doubtful[_i].policy, doubtful[_i].times, IDLE),
+	          "doubtful", "1", "4", NULL);
+	ck_assert_int_eq(outcome.exit, 0);
+	ck_decision(doubtful[_i].action, doubtful[_i].reason);
+	ck_products("call0", strcmp(doubtful[_i].action, "native") == 0,
+	            strcmp(doubtful[_i].action, "fp8") == 0, 0);
 }
 END_TEST
 
@@ -764,6 +788,8 @@ static void add_limits(TCase *tcase)
 {
 	tcase_add_test(tcase, without_a_budget_bf16_is_not_timed_and_not_taken);
 	tcase_add_test(tcase, without_a_budget_auto_goes_by_size);
+	tcase_add_loop_test(tcase, what_size_leaves_in_doubt_is_done_only_if_it_is_measured, 0,
+	                    (int)(sizeof doubtful / sizeof *doubtful));
 	tcase_add_test(tcase, budget_is_shared_by_all_keys);
 	tcase_add_test(tcase, spent_budget_leaves_auto_to_the_size_model);
 	tcase_add_loop_test(tcase, first_call_in_a_capture_is_not_timed_but_the_next_one_is, 0, 2);

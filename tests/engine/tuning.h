@@ -57,6 +57,9 @@ int scene_calls(int argc, char **argv);
  * times each, of which the last call is watched. Nobody looks at the results: run it with IDLE, or
  * name the calls that are not idle. */
 int scene_large(int argc, char **argv);
+/* The same, `doubtful COUNT USES ...`, where the size model does not want fp8, but it may be
+ * faster. */
+int scene_doubtful(int argc, char **argv);
 
 /* What an argument of scene_loop() says, with a number or a word behind it. */
 #define WAITING  "w" /* so many calls, each waited for: the next one finds the stream idle */
