@@ -122,24 +122,15 @@ static bool begin_check(struct qs_check *check, const struct qs_plan *plan,
 	return begun;
 }
 
-/* Found in use not to be worth it, from now on. */
-static void tell_given_up(struct qs_plan *plan, const struct qs_gemm *g, enum qs_reason reason,
-                          const char *detail)
-{
-	qs_share_again(plan);
-	qs_plan_outcome(plan, QS_ACTION_NATIVE, reason);
-	note(plan, g, QS_ACTION_NATIVE, false, reason, detail);
-}
-
 /* What a call took of the CPU; with those before, it may be the last one. */
-static void add_look(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
-                     enum qs_look look, uint64_t ns)
+static void add_look(struct qs_plan *plan, struct qs_instance *instance, enum qs_look look,
+                     uint64_t ns)
 {
 	char detail[128];
 	int none = QS_REASON_AUTO;
 	if (qs_idle_add(&instance->idle, look, ns, detail, sizeof detail) &&
 	    atomic_compare_exchange_strong(&instance->given_up, &none, QS_REASON_IDLE))
-		tell_given_up(plan, g, QS_REASON_IDLE, detail);
+		qs_plan_idle(plan, detail);
 }
 
 static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
@@ -156,7 +147,7 @@ static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct
 	const bool done = instance->engine->run(instance->state, g, instance->context, stream,
 	                                        &bytes, &failure);
 	if (look && done)
-		add_look(plan, instance, g, look, qs_idle_clock() - start);
+		add_look(plan, instance, look, qs_idle_clock() - start);
 	if (done)
 		qs_share_end(true);
 	if (checked)
@@ -230,22 +221,6 @@ static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
 	return false;
 }
 
-/* The verdict on whole steps is told where each product comes next, once. */
-static bool pass_given_up(struct qs_plan *plan, const struct qs_instance *instance,
-                          const struct qs_gemm *g)
-{
-	const enum qs_reason reason = (enum qs_reason)atomic_load(&instance->given_up);
-	const uint64_t bit = (uint64_t)1 << reason;
-	char detail[128];
-	if (reason != QS_REASON_STEPS ||
-	    atomic_load_explicit(&plan->told, memory_order_relaxed) & bit ||
-	    atomic_fetch_or(&plan->told, bit) & bit)
-		return false;
-	qs_worth_text(detail, sizeof detail);
-	tell_given_up(plan, g, reason, detail);
-	return false;
-}
-
 /* In a step that is made without what auto replaces. A capture lasts longer than that. */
 static bool is_held(struct qs_instance *instance, const struct qs_stream *stream)
 {
@@ -288,10 +263,9 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_stream stream;
 	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
-	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state))))
+	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state)) ||
+	                 atomic_load(&instance->given_up)))
 		return false;
-	if (instance && atomic_load(&instance->given_up))
-		return pass_given_up(plan, instance, g);
 	qs_accuracy_look(plan->accuracy);
 	if (qs_plan_demoted(plan, instance))
 		return pass_demoted(plan, g);

@@ -4,8 +4,8 @@
  * uses.c      qs_uses_add qs_uses_forked
  * before.c    qs_before_begin qs_before_end qs_before_count qs_before_share qs_before_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
- * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_waits qs_plan_demoted
- *             qs_instance_action
+ * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_given_up qs_plan_idle
+ *             qs_plan_waits qs_plan_demoted qs_instance_action
  *             qs_plans_decide_again qs_plans_each qs_plans_report qs_plan_table_forked
  * live.c      qs_live_start qs_live_call qs_live_want_steps qs_live_step qs_live_weights
  *             qs_live_report qs_live_forked
@@ -111,6 +111,11 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library);
 bool qs_plan_table_init(int64_t keys);
 /* What came of a plan in a context, for its counter, unless another plan has taken its place. */
 void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason);
+/* Found in use not to be worth it, from now on: counts it and says so. Of a plan in use, with the
+ * table locked, as in qs_plans_each(). */
+void qs_plan_given_up(struct qs_plan *plan, enum qs_reason reason, const char *detail);
+/* The same, not locked, of one that is not worth its time on the CPU, if it is still in use. */
+void qs_plan_idle(struct qs_plan *plan, const char *detail);
 /* For the counter and at exit: the plan's key is native as long as it has no instance. */
 void qs_plan_waits(struct qs_plan *plan);
 /* True if the accuracy of the key's products forbids what the plan is to do; `instance` says what

@@ -133,6 +133,21 @@ void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_
 	pthread_mutex_unlock(&lock);
 }
 
+void qs_plan_given_up(struct qs_plan *plan, enum qs_reason reason, const char *detail)
+{
+	qs_share_again(plan);
+	qs_counter_decide(plan->counter, QS_ACTION_NATIVE, reason, plan->rule);
+	announce(plan, QS_ACTION_NATIVE, reason, detail);
+}
+
+void qs_plan_idle(struct qs_plan *plan, const char *detail)
+{
+	pthread_mutex_lock(&lock);
+	if (atomic_load(find(&plan->key, plan->hash)) == plan)
+		qs_plan_given_up(plan, QS_REASON_IDLE, detail);
+	pthread_mutex_unlock(&lock);
+}
+
 void qs_plan_waits(struct qs_plan *plan)
 {
 	pthread_mutex_lock(&lock);
@@ -231,6 +246,8 @@ int qs_plans_decide_again(struct qs_policy *policy)
 	for (size_t i = 0; i < size; i++)
 		if (atomic_load(&table[i]))
 			changed += decide_slot_again(&table[i], policy == NULL);
+	if (changed)
+		qs_worth_begin_anew();
 	pthread_mutex_unlock(&lock);
 	return changed;
 }

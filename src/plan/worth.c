@@ -84,6 +84,7 @@ enum state {
 _Atomic bool qs_worth_without;
 
 static _Atomic bool wanted;
+static _Atomic bool changed; /* what is replaced, since the last try began */
 static _Atomic int number;   /* of the try, from 1                                        */
 static _Atomic int64_t held; /* calls that were held back in the step at hand             */
 
@@ -91,15 +92,20 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
 static enum state state;
 static int at, rounds;
 static uint64_t context;
-static CUstream stream;
+static struct qs_stream stream;
 static CUevent event[STEPS + 1];
 static struct qs_step_times times[2]; /* [1]: without */
-static char text[128];                /* of the last verdict */
+static char text[128];                /* what the last verdict was made of */
 
 void qs_worth_want(void)
 {
 	atomic_store(&wanted, true);
 	qs_live_want_steps();
+}
+
+void qs_worth_begin_anew(void)
+{
+	atomic_store(&changed, true);
 }
 
 void qs_worth_hold(struct qs_instance *instance)
@@ -125,8 +131,9 @@ static void drop_events(void)
 {
 	const struct qs_driver *cu = qs_driver_get();
 	uint64_t now;
-	/* Those of a context that is gone went with it. */
-	for (int i = 0; i <= STEPS && qs_context_id(&now) && now == context; i++)
+	/* Another context than the current one may be gone, and its events went with it. */
+	const bool current = qs_context_id(&now) && now == context;
+	for (int i = 0; i <= STEPS && current; i++)
 		if (event[i])
 			cu->cuEventDestroy_v2(event[i]);
 	memset(event, 0, sizeof event);
@@ -159,8 +166,9 @@ static bool is_here(const struct qs_gemm *g)
 {
 	uint64_t now;
 	struct qs_stream described;
-	return g->stream == stream && qs_context_id(&now) && now == context &&
-	       qs_stream_describe(g->stream, &described) && !described.capturing;
+	return g->stream == stream.handle && qs_context_id(&now) && now == context &&
+	       qs_stream_describe(g->stream, &described) && described.id == stream.id &&
+	       !described.capturing;
 }
 
 static void begin_try(void)
@@ -172,6 +180,7 @@ static void begin_try(void)
 		drop_events();
 		return;
 	}
+	atomic_store(&changed, false);
 	rounds = at = 0;
 	times[0].count = times[1].count = 0;
 	atomic_fetch_add(&number, 1);
@@ -181,7 +190,7 @@ static void begin_try(void)
 static void record(void)
 {
 	const bool spoiled = at > 0 && is_without(at - 1) && !atomic_load(&qs_worth_without);
-	if (spoiled || qs_driver_get()->cuEventRecord(event[at], stream)) {
+	if (spoiled || qs_driver_get()->cuEventRecord(event[at], stream.handle)) {
 		try_again();
 		return;
 	}
@@ -204,15 +213,20 @@ static bool read_times(void)
 	return true;
 }
 
+/* Said here, as the product may not come again. One that is demoted passes anyway. */
 static void give_up(struct qs_plan *plan, bool in_use)
 {
-	(void)in_use;
+	bool lost = false;
 	struct qs_instance *instance = atomic_load(&plan->first);
 	for (; instance; instance = instance->next) {
 		int none = QS_REASON_AUTO;
-		if (atomic_load(&instance->held) == atomic_load(&number))
-			atomic_compare_exchange_strong(&instance->given_up, &none, QS_REASON_STEPS);
+		if (atomic_load(&instance->held) == atomic_load(&number) &&
+		    !qs_plan_demoted(plan, instance))
+			lost |= atomic_compare_exchange_strong(&instance->given_up, &none,
+			                                       QS_REASON_STEPS);
 	}
+	if (lost && in_use)
+		qs_plan_given_up(plan, QS_REASON_STEPS, text);
 }
 
 static void judge(void)
@@ -257,8 +271,8 @@ static void settle(const struct qs_gemm *g)
 		at = 0;
 	} else if (state == SETTLING && ++at > QUIET) {
 		at = 0;
-		stream = g->stream;
-		if (qs_context_id(&context) && is_here(g))
+		if (qs_context_id(&context) && qs_stream_describe(g->stream, &stream) &&
+		    !stream.capturing)
 			begin_try();
 	}
 }
@@ -266,7 +280,7 @@ static void settle(const struct qs_gemm *g)
 static void step(const struct qs_gemm *g)
 {
 	const CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
-	if (state >= TURNING && !is_here(g))
+	if (state >= TURNING && (atomic_load(&changed) || !is_here(g)))
 		try_again();
 	if (state == PAUSING)
 		look();
@@ -283,17 +297,6 @@ void qs_worth_step(const struct qs_gemm *g)
 		return;
 	if (state != RESTING || atomic_load(&wanted))
 		step(g);
-	pthread_mutex_unlock(&lock);
-}
-
-void qs_worth_text(char *to, size_t size)
-{
-	if (pthread_mutex_trylock(&lock)) {
-		if (size)
-			*to = 0;
-		return;
-	}
-	snprintf(to, size, "%s", text);
 	pthread_mutex_unlock(&lock);
 }
 

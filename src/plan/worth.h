@@ -1,6 +1,6 @@
 /* Whether whole steps of the program are faster with what auto replaces.
  *
- * worth.c  qs_worth_want qs_worth_step qs_worth_hold qs_worth_verdict qs_worth_text
+ * worth.c  qs_worth_want qs_worth_begin_anew qs_worth_step qs_worth_hold qs_worth_verdict
  *          qs_worth_forked
  */
 #ifndef QS_PLAN_WORTH_H
@@ -8,7 +8,6 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "gemm/gemm.h"
 
@@ -31,6 +30,8 @@ enum qs_worth {
 /* Auto has found something that serves a product: whole steps are to be compared, with it and
  * without, once they are known. */
 void qs_worth_want(void);
+/* The policy has changed what is replaced: steps before and after are none to compare. */
+void qs_worth_begin_anew(void);
 /* A step of the program begins with this product (qs_live_call()). */
 void qs_worth_step(const struct qs_gemm *g);
 
@@ -44,8 +45,6 @@ void qs_worth_hold(struct qs_instance *instance);
 enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
                                const struct qs_step_times *without, double min_gain, bool last,
                                double *gain);
-/* What the last verdict was made of. */
-void qs_worth_text(char *text, size_t size);
 /* In a forked child: forget the parent's. */
 void qs_worth_forked(void);
 

@@ -152,6 +152,46 @@ START_TEST(an_interrupted_comparison_begins_anew)
 }
 END_TEST
 
+/* All threads' own default streams have one handle. */
+START_TEST(steps_in_streams_of_several_threads_are_none_to_compare)
+{
+	run_scene(&outcome, SHIMMED, worth(UNCHECKED "default.action=auto"), "loop", THREADS, "4",
+	          KNOB, "idle_kernels=1", THREADS, "1027", SLOWER, THREADS, "300", NULL);
+	ck_unharmed();
+	ck_part(4, 0, 300);
+	ck_assert_int_eq(outcome.decisions, 1);
+}
+END_TEST
+
+/* The products that were replaced before the policy changed were not compared with anything. */
+START_TEST(a_verdict_is_not_made_of_steps_under_two_policies)
+{
+	char directory[256], variable[300];
+	make_directory(directory);
+	snprintf(variable, sizeof variable, "QSHIM_POLICY=%s/policy.ini", directory);
+	FILE *file = fopen(strchr(variable, '=') + 1, "w");
+	ck_assert_ptr_nonnull(file);
+	fputs("[qshim]\nversion = 1\n[default]\naction = auto\n", file);
+	fclose(file);
+	const char *const env[] = {"SOFTCUDA_PRODUCT_US=50000",
+	                           "SOFTCUDA_FP8_US=1000",
+	                           "SOFTCUDA_SECOND_US=1000",
+	                           "SOFTCUDA_WIDE_SECOND_US=50000",
+	                           "SOFTCUDA_KERNEL_US=0",
+	                           "QSHIM_SET=numerics.check_every=0;" ENOUGH "tune.min_gain=0%",
+	                           IDLE,
+	                           variable,
+	                           NULL};
+	run_scene(&outcome, SHIMMED, env, "loop", BEFORE, WAITING, "6", POLICY, "native", WAITING,
+	          "400", POLICY, "auto", WAITING, "1", NULL);
+	remove_directory(directory);
+	ck_unharmed();
+	ck_part(PARTS, 2, 4);
+	ck_part(PARTS + 2, 400, 0);
+	ck_part(PARTS + 4, 0, 1);
+}
+END_TEST
+
 /* While events are made, nothing is compared in this run; while they are recorded, the comparison
  * begins anew. 33 are made. */
 static const struct {
@@ -224,6 +264,8 @@ int main(int argc, char **argv)
 	                    (int)(sizeof interruptions / sizeof *interruptions));
 	tcase_add_loop_test(tcase, an_event_that_fails_holds_nothing_back, 0,
 	                    (int)(sizeof failures / sizeof *failures));
+	tcase_add_test(tcase, steps_in_streams_of_several_threads_are_none_to_compare);
+	tcase_add_test(tcase, a_verdict_is_not_made_of_steps_under_two_policies);
 	tcase_add_test(tcase, a_pinned_row_is_not_compared);
 	tcase_add_test(tcase, what_is_held_back_comes_back_where_no_step_begins);
 	suite_add_tcase(suite, tcase);
