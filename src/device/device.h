@@ -69,7 +69,6 @@ struct qs_options;
 	X(cuLaunchKernelEx)                                                                        \
 	X(cuOccupancyMaxActiveClusters)                                                            \
 	X(cuStreamGetId)                                                                           \
-	X(cuStreamQuery)                                                                           \
 	X(cuTensorMapEncodeTiled)
 
 /* cuda.h of CUDA 13 declares only the newest form; this one is in every driver since 11.3. */

@@ -36,7 +36,7 @@ void qs_known_forked(void)
 	file = NULL;
 }
 
-static void describe_place(struct qs_validators *valid, const struct qs_gemm *g,
+static void describe_place(struct qs_validators *valid, const struct qs_library *library,
                            const struct qs_context *context)
 {
 	const struct qs_driver *cu = qs_driver_get();
@@ -47,7 +47,7 @@ static void describe_place(struct qs_validators *valid, const struct qs_gemm *g,
 	if (cu->cuDriverGetVersion)
 		cu->cuDriverGetVersion(&driver);
 	snprintf(valid->driver, sizeof valid->driver, "%d", driver);
-	snprintf(valid->cublaslt, sizeof valid->cublaslt, "%zu", (size_t)g->library->version);
+	snprintf(valid->cublaslt, sizeof valid->cublaslt, "%zu", (size_t)library->version);
 	snprintf(valid->qshim, sizeof valid->qshim, "%s", QS_VERSION);
 	qs_tuned_numerics(qs_process()->options, valid->numerics);
 }
@@ -61,7 +61,7 @@ static void ask(struct qs_tuned_row *row, const struct qs_gemm *g, const struct 
 		row->scaling = choice->scaling;
 		row->format = choice->format;
 	}
-	describe_place(&row->valid, g, context);
+	describe_place(&row->valid, g->library, context);
 }
 
 static void algorithm_text(const struct qs_lt *lt, int candidate, char text[17])
@@ -241,4 +241,43 @@ bool qs_known_wins(const struct qs_tuned_row *row, bool must_win, struct qs_fail
 	if (row->pinned)
 		return row->action != QS_ACTION_NATIVE || !must_win;
 	return is_fast(row) || !must_win;
+}
+
+/* ---- whole steps --------------------------------------------------------------------------------
+ */
+
+static void ask_steps(struct qs_tuned_row *row, const struct qs_steps *steps,
+                      const struct qs_library *library, const struct qs_context *context)
+{
+	*row = (struct qs_tuned_row){
+	        .measured = QS_ACTION_AUTO, .tokens = -1, .convert_us = -1, .sqnr = -1};
+	snprintf(row->key, sizeof row->key, "%s", steps->name);
+	describe_place(&row->valid, library, context);
+}
+
+bool qs_known_steps(struct qs_steps *steps, const struct qs_library *library,
+                    const struct qs_context *context)
+{
+	struct qs_tuned_row row;
+	struct qs_tuned *tuned = tuned_file();
+	ask_steps(&row, steps, library, context);
+	if (!tuned || !qs_tuned_find(tuned, &row) || (!row.pinned && !is_timed(&row)))
+		return false;
+	steps->with_ms = row.ours_us / 1e3;
+	steps->without_ms = row.native_us / 1e3;
+	steps->kept = row.action != QS_ACTION_NATIVE;
+	return true;
+}
+
+void qs_known_add_steps(const struct qs_steps *steps, const struct qs_library *library,
+                        const struct qs_context *context)
+{
+	struct qs_tuned_row row;
+	struct qs_tuned *tuned = tuned_file();
+	ask_steps(&row, steps, library, context);
+	row.ours_us = rounded_us((float)steps->with_ms);
+	row.native_us = rounded_us((float)steps->without_ms);
+	row.action = steps->kept ? QS_ACTION_AUTO : QS_ACTION_NATIVE;
+	if (tuned)
+		qs_tuned_add(tuned, &row);
 }

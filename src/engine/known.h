@@ -5,7 +5,8 @@
  * before that of its bucket, unless that is pinned.
  *
  * known.c  qs_known_find qs_known_add qs_known_wins qs_known_error qs_known_add_error
- *          qs_known_pinned qs_known_saving qs_known_whole qs_known_forked
+ *          qs_known_pinned qs_known_saving qs_known_whole qs_known_steps qs_known_add_steps
+ *          qs_known_forked
  */
 #ifndef QS_ENGINE_KNOWN_H
 #define QS_ENGINE_KNOWN_H
@@ -48,6 +49,19 @@ double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context
  * too, unless it is the program's own precision. */
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice);
+/* Whole steps of a program with what auto replaces and without. */
+struct qs_steps {
+	char name[64];              /* says which products are replaced in a step              */
+	double with_ms, without_ms; /* of a step; negative = unknown, only in a pinned row */
+	bool kept;                  /* what was found: auto goes on replacing them             */
+};
+
+/* True with the rest of *steps filled if they are known by name, with `library`'s copy of cuBLAS.
+ */
+bool qs_known_steps(struct qs_steps *steps, const struct qs_library *library,
+                    const struct qs_context *context);
+void qs_known_add_steps(const struct qs_steps *steps, const struct qs_library *library,
+                        const struct qs_context *context);
 /* In a forked child: forget the file and what it said. */
 void qs_known_forked(void);
 

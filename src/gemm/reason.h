@@ -51,10 +51,6 @@
 	X(SMALL, "small", "the product is too small for the conversion to pay",                    \
 	  "nothing, or force it with a rule")                                                      \
 	X(NOT_FASTER, "not-faster", "measured not to be faster", "nothing to do")                  \
-	X(IDLE, "idle",                                                                            \
-	  "the device waits for the CPU here, and the conversion takes more of its time than "     \
-	  "the product saves",                                                                     \
-	  "capture a CUDA graph, compile, or set [tune] host_bound = keep")                        \
 	X(STEPS, "steps", "whole steps of the program are measured not to be faster with it",      \
 	  "nothing, or set [tune] host_bound = keep")                                              \
 	X(UNTUNED, "untuned", "not measured: used fewer than three times, or it failed",           \

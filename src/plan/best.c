@@ -139,16 +139,6 @@ static void make_faster(struct qs_instance *instance, const struct qs_plan *plan
 	*failure = second;
 }
 
-/* What a call saves on the device, where measuring made the choice and may unmake it. */
-static double saving_of(const struct qs_plan *plan, const struct qs_gemm *g,
-                        const struct qs_instance *instance)
-{
-	if (!instance->state || instance->engine->action != QS_ACTION_FP8 || !is_open(plan) ||
-	    qs_process()->options->host_bound_kept)
-		return 0;
-	return saving(plan, g, instance->context, QS_ACTION_FP8, instance->rows);
-}
-
 /* What auto chose and no pin demands is only kept where it makes whole steps faster. */
 static bool may_be_held(const struct qs_instance *instance, const struct qs_plan *plan,
                         const struct qs_gemm *g)
@@ -163,7 +153,6 @@ void qs_best_make(struct qs_instance *instance, const struct qs_plan *plan, cons
 {
 	make_faster(instance, plan, g, stream, failure);
 	instance->may_be_held = may_be_held(instance, plan, g);
-	instance->idle.saved_us = saving_of(plan, g, instance);
 }
 
 bool qs_best_is_known(const struct qs_plan *plan, const struct qs_gemm *g,

@@ -122,32 +122,17 @@ static bool begin_check(struct qs_check *check, const struct qs_plan *plan,
 	return begun;
 }
 
-/* What a call took of the CPU; with those before, it may be the last one. */
-static void add_look(struct qs_plan *plan, struct qs_instance *instance, enum qs_look look,
-                     uint64_t ns)
-{
-	char detail[128];
-	int none = QS_REASON_AUTO;
-	if (qs_idle_add(&instance->idle, look, ns, detail, sizeof detail) &&
-	    atomic_compare_exchange_strong(&instance->given_up, &none, QS_REASON_IDLE))
-		qs_plan_idle(plan, detail);
-}
-
 static bool run(struct qs_plan *plan, struct qs_instance *instance, const struct qs_gemm *g,
                 const struct qs_stream *stream)
 {
 	struct qs_failure failure = {.reason = QS_REASON_ERROR};
 	struct qs_check check;
 	uint64_t bytes = 0;
-	const enum qs_look look = qs_idle_look(&instance->idle, stream);
 	const bool checked = instance->engine->action != QS_ACTION_BF16 &&
 	                     begin_check(&check, plan, instance, g, stream);
 	qs_share_begin();
-	const uint64_t start = look ? qs_idle_clock() : 0;
 	const bool done = instance->engine->run(instance->state, g, instance->context, stream,
 	                                        &bytes, &failure);
-	if (look && done)
-		add_look(plan, instance, look, qs_idle_clock() - start);
 	if (done)
 		qs_share_end(true);
 	if (checked)
@@ -222,13 +207,11 @@ static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
 }
 
 /* In a step that is made without what auto replaces. A capture lasts longer than that. */
-static bool is_held(struct qs_instance *instance, const struct qs_stream *stream)
+static bool is_held(struct qs_instance *instance, const struct qs_gemm *g,
+                    const struct qs_stream *stream)
 {
-	if (!atomic_load_explicit(&qs_worth_without, memory_order_relaxed) ||
-	    !instance->may_be_held || stream->capturing)
-		return false;
-	qs_worth_hold(instance);
-	return true;
+	return atomic_load_explicit(&qs_worth_turn, memory_order_relaxed) != QS_TURN_WITH &&
+	       instance->may_be_held && !stream->capturing && qs_worth_hold(instance, &g->key);
 }
 
 /* A forked child has lost its parent's context, and not every function of the driver notices at
@@ -279,7 +262,7 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 		context = find_context(&stream, &why);
 	if (!context)
 		return pass_without_context(plan, g, why);
-	if (instance && is_held(instance, &stream))
+	if (instance && is_held(instance, g, &stream))
 		return false;
 	if (!instance && stream.capturing)
 		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);

@@ -4,7 +4,7 @@
  * uses.c      qs_uses_add qs_uses_forked
  * before.c    qs_before_begin qs_before_end qs_before_count qs_before_share qs_before_forked
  * start.c     qs_start (policy, notes, fork and exit handlers)
- * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_given_up qs_plan_idle
+ * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_given_up
  *             qs_plan_waits qs_plan_demoted qs_instance_action
  *             qs_plans_decide_again qs_plans_each qs_plans_report qs_plan_table_forked
  * live.c      qs_live_start qs_live_call qs_live_want_steps qs_live_step qs_live_weights
@@ -17,7 +17,6 @@
  * shadow.c    qs_shadow_make qs_shadow_is_due qs_shadow_measure
  * label.h     layer names: label.c layer.c
  * share.h     the time that products take: share.c
- * idle.h      whether they are worth their time on the CPU: idle.c
  * worth.h     whether whole steps are faster with them: worth.c
  * eligible.c  qs_eligible qs_overlap
  * size.c      qs_fp8_gain
@@ -32,7 +31,6 @@
 #include "engine/engine.h"
 #include "gemm/gemm.h"
 #include "note/note.h"
-#include "plan/idle.h"
 #include "plan/share.h"
 #include "plan/worth.h"
 #include "policy/policy.h"
@@ -48,8 +46,7 @@ struct qs_instance {
 	_Atomic int failures;           /* runs that failed; too many and it passes   */
 	bool may_be_held;               /* auto's own choice: compared by whole steps */
 	_Atomic int held;               /* number of the try in which it last was     */
-	_Atomic int given_up;           /* enum qs_reason: it passes, AUTO = it does not */
-	struct qs_idle idle;            /* of fp8 that was measured: is it worth it   */
+	_Atomic bool given_up;          /* it passes for the rest of the run           */
 	struct qs_instance *next;       /* other contexts                             */
 };
 
@@ -114,8 +111,6 @@ void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_
 /* Found in use not to be worth it, from now on: counts it and says so. Of a plan in use, with the
  * table locked, as in qs_plans_each(). */
 void qs_plan_given_up(struct qs_plan *plan, enum qs_reason reason, const char *detail);
-/* The same, not locked, of one that is not worth its time on the CPU, if it is still in use. */
-void qs_plan_idle(struct qs_plan *plan, const char *detail);
 /* For the counter and at exit: the plan's key is native as long as it has no instance. */
 void qs_plan_waits(struct qs_plan *plan);
 /* True if the accuracy of the key's products forbids what the plan is to do; `instance` says what
@@ -158,7 +153,7 @@ void qs_before_forked(void);
 void qs_decide(struct qs_plan *plan, struct qs_policy *policy, bool again);
 
 /* Finds what serves the plan's key in a new instance's context: fills engine, state (NULL with
- * *failure filled: the product passes), rows and idle.saved_us. May measure, and wait for the
+ * *failure filled: the product passes), rows and may_be_held. May measure, and wait for the
  * stream: never while capturing. Not for a plan of shadow mode. */
 void qs_best_make(struct qs_instance *instance, const struct qs_plan *plan, const struct qs_gemm *g,
                   const struct qs_stream *stream, struct qs_failure *failure);

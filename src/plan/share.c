@@ -240,7 +240,7 @@ static bool begin(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_sample *sample;
 	uint64_t context;
 	int from = 0;
-	if (g->key.odd & QS_ODD_OPAQUE || atomic_load(&qs_worth_without) ||
+	if (g->key.odd & QS_ODD_OPAQUE || atomic_load(&qs_worth_turn) == QS_TURN_WITHOUT ||
 	    qs_policy_options(atomic_load(&qs_process()->policy))->mode == QS_MODE_OFF ||
 	    !qs_context_id(&context) || !qs_stream_describe(g->stream, &stream) || stream.capturing)
 		return false;

@@ -140,14 +140,6 @@ void qs_plan_given_up(struct qs_plan *plan, enum qs_reason reason, const char *d
 	announce(plan, QS_ACTION_NATIVE, reason, detail);
 }
 
-void qs_plan_idle(struct qs_plan *plan, const char *detail)
-{
-	pthread_mutex_lock(&lock);
-	if (atomic_load(find(&plan->key, plan->hash)) == plan)
-		qs_plan_given_up(plan, QS_REASON_IDLE, detail);
-	pthread_mutex_unlock(&lock);
-}
-
 void qs_plan_waits(struct qs_plan *plan)
 {
 	pthread_mutex_lock(&lock);
@@ -197,8 +189,7 @@ static void tell(const struct qs_plan *plan, bool log)
 	enum qs_reason reason = plan->reason;
 	if (instance) {
 		action = qs_instance_action(plan, instance);
-		reason = (enum qs_reason)atomic_load(&instance->given_up);
-		reason = reason ? reason : instance->reason;
+		reason = atomic_load(&instance->given_up) ? QS_REASON_STEPS : instance->reason;
 	}
 	if (is_waiting(plan)) {
 		action = QS_ACTION_NATIVE;

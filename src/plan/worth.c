@@ -6,7 +6,8 @@
  * the products that auto chose and some without, in turns. An event in the program's stream marks
  * where each begins: they tell the same time whether the program runs ahead of the device or behind
  * it, and nothing waits for them. If steps are not faster, the calls that were held back in those
- * without pass for the rest of the run.
+ * without pass for the rest of the run. The tuned file keeps what was found, by the products that
+ * auto replaces in a step; a later run decides by that.
  *
  * The turns go by the sequence of Thue and Morse, so that what comes every second, fourth or eighth
  * step (an optimiser, after so many micro-batches) is equally often on both sides. The first step
@@ -20,8 +21,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "device/device.h"
+#include "engine/known.h"
 #include "plan/plan.h"
 
 #define QUIET  2                        /* steps without anything new before the first turn       */
@@ -77,16 +80,18 @@ enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
 enum state {
 	RESTING,
 	SETTLING, /* `at` steps went by without anything new */
+	MARKING,  /* the step at hand shows what auto replaces in each */
 	TURNING,  /* `at` events of this round are recorded  */
 	PAUSING,  /* all are, and `at` steps went by         */
 };
 
-_Atomic bool qs_worth_without;
+_Atomic int qs_worth_turn;
 
 static _Atomic bool wanted;
-static _Atomic bool changed; /* what is replaced, since the last try began */
-static _Atomic int number;   /* of the try, from 1                                        */
-static _Atomic int64_t held; /* calls that were held back in the step at hand             */
+static _Atomic bool changed;   /* what is replaced, since the last try began */
+static _Atomic int number;     /* of the try, from 1                                        */
+static _Atomic int64_t held;   /* calls that were held back, or marked, in the step at hand */
+static _Atomic uint64_t marks; /* what stands for those that were marked, in any order */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
 static enum state state;
@@ -95,6 +100,8 @@ static uint64_t context;
 static struct qs_stream stream;
 static CUevent event[STEPS + 1];
 static struct qs_step_times times[2]; /* [1]: without */
+static struct qs_steps steps;         /* of this try              */
+static struct qs_context *here;       /* of `context`             */
 static char text[128];                /* what the last verdict was made of */
 
 void qs_worth_want(void)
@@ -108,11 +115,23 @@ void qs_worth_begin_anew(void)
 	atomic_store(&changed, true);
 }
 
-void qs_worth_hold(struct qs_instance *instance)
+/* In any process, and whatever the weights of the layers are called. */
+static uint64_t mark_of(const struct qs_instance *instance, const struct qs_key *key)
 {
+	char name[QS_TUNED_KEY];
+	const size_t length = qs_bucket_text(key, name, sizeof name);
+	return XXH3_64bits_withSeed(name, length, instance->engine->action);
+}
+
+bool qs_worth_hold(struct qs_instance *instance, const struct qs_key *key)
+{
+	const int turn = atomic_load(&qs_worth_turn);
 	atomic_store_explicit(&instance->held, atomic_load(&number), memory_order_relaxed);
+	if (turn == QS_TURN_MARK)
+		atomic_fetch_add(&marks, mark_of(instance, key));
 	if (atomic_fetch_add_explicit(&held, 1, memory_order_relaxed) >= HELD)
-		atomic_store(&qs_worth_without, false);
+		atomic_store(&qs_worth_turn, QS_TURN_WITH);
+	return turn == QS_TURN_WITHOUT;
 }
 
 static bool is_without(int step)
@@ -141,7 +160,7 @@ static void drop_events(void)
 
 static void end_try(void)
 {
-	atomic_store(&qs_worth_without, false);
+	atomic_store(&qs_worth_turn, QS_TURN_WITH);
 	drop_events();
 	state = RESTING;
 }
@@ -176,26 +195,36 @@ static void begin_try(void)
 	state = RESTING;
 	if (atomic_load(&number) >= TRIES)
 		return;
+	atomic_store(&changed, false);
+	atomic_fetch_add(&number, 1);
+	atomic_store(&held, 0);
+	atomic_store(&marks, 0);
+	atomic_store(&qs_worth_turn, QS_TURN_MARK);
+	state = MARKING;
+}
+
+static void begin_turns(void)
+{
+	atomic_store(&qs_worth_turn, QS_TURN_WITH);
 	if (!make_events()) {
-		drop_events();
+		end_try();
 		return;
 	}
-	atomic_store(&changed, false);
 	rounds = at = 0;
 	times[0].count = times[1].count = 0;
-	atomic_fetch_add(&number, 1);
 	state = TURNING;
 }
 
 static void record(void)
 {
-	const bool spoiled = at > 0 && is_without(at - 1) && !atomic_load(&qs_worth_without);
+	const bool spoiled =
+	        at > 0 && is_without(at - 1) && atomic_load(&qs_worth_turn) == QS_TURN_WITH;
 	if (spoiled || qs_driver_get()->cuEventRecord(event[at], stream.handle)) {
 		try_again();
 		return;
 	}
 	atomic_store(&held, 0);
-	atomic_store(&qs_worth_without, at < STEPS && is_without(at));
+	atomic_store(&qs_worth_turn, at < STEPS && is_without(at) ? QS_TURN_WITHOUT : QS_TURN_WITH);
 	if (at++ == STEPS) {
 		state = PAUSING;
 		at = 0;
@@ -219,35 +248,66 @@ static void give_up(struct qs_plan *plan, bool in_use)
 	bool lost = false;
 	struct qs_instance *instance = atomic_load(&plan->first);
 	for (; instance; instance = instance->next) {
-		int none = QS_REASON_AUTO;
 		if (atomic_load(&instance->held) == atomic_load(&number) &&
 		    !qs_plan_demoted(plan, instance))
-			lost |= atomic_compare_exchange_strong(&instance->given_up, &none,
-			                                       QS_REASON_STEPS);
+			lost |= !atomic_exchange(&instance->given_up, true);
 	}
 	if (lost && in_use)
 		qs_plan_given_up(plan, QS_REASON_STEPS, text);
 }
 
-static void judge(void)
+/* `found` names the steps: by measurement, or in an earlier run. */
+static void conclude(const struct qs_steps *found, const char *how)
+{
+	if (found->with_ms > 0 && found->without_ms > 0)
+		snprintf(text, sizeof text,
+		         "a step takes %.3f ms with what was replaced, %.3f without",
+		         found->with_ms, found->without_ms);
+	else
+		snprintf(text, sizeof text, "pinned in the tuned file");
+	qs_message(QS_LOG_INFO, "%s%s: %s", text, how,
+	           found->kept ? "kept" : "not replaced any more");
+	if (!found->kept)
+		qs_plans_each(give_up);
+	end_try();
+}
+
+/* After the marking step. */
+static void look_up(const struct qs_gemm *g)
+{
+	enum qs_reason why;
+	const int64_t calls = atomic_load(&held);
+	here = qs_context_current(qs_process()->options, false, &why);
+	if (!calls || !here) { /* nothing is replaced in these steps */
+		end_try();
+		return;
+	}
+	snprintf(steps.name, sizeof steps.name, QS_TUNED_STEP "%lld products, %016llx",
+	         (long long)calls, (unsigned long long)atomic_load(&marks));
+	if (qs_known_steps(&steps, g->library, here))
+		conclude(&steps, " (known)");
+	else
+		begin_turns();
+}
+
+static void judge(const struct qs_gemm *g)
 {
 	double gain, ignored;
 	const enum qs_worth worth = qs_worth_verdict(
 	        &times[0], &times[1], qs_process()->options->min_gain, rounds == ROUNDS, &gain);
 	if (worth == QS_WORTH_OPEN)
 		return;
-	const double without = median(times[1], &ignored);
-	snprintf(text, sizeof text, "a step takes %.3f ms with what was replaced, %.3f without",
-	         without - gain, without);
-	qs_message(QS_LOG_INFO, "%s (medians of %d each): %s", text, times[0].count,
-	           worth == QS_WORTH_KEEP ? "kept" : "not replaced any more");
-	if (worth == QS_WORTH_LOST)
-		qs_plans_each(give_up);
-	end_try();
+	char how[32];
+	steps.without_ms = median(times[1], &ignored);
+	steps.with_ms = steps.without_ms - gain;
+	steps.kept = worth == QS_WORTH_KEEP;
+	snprintf(how, sizeof how, " (medians of %d each)", times[0].count);
+	qs_known_add_steps(&steps, g->library, here);
+	conclude(&steps, how);
 }
 
 /* Every few steps: the events of a round, once all have come about. */
-static void look(void)
+static void look(const struct qs_gemm *g)
 {
 	if (++at % PAUSE)
 		return;
@@ -261,7 +321,7 @@ static void look(void)
 	rounds++;
 	at = 0;
 	state = TURNING;
-	judge();
+	judge(g);
 }
 
 static void settle(const struct qs_gemm *g)
@@ -280,13 +340,15 @@ static void settle(const struct qs_gemm *g)
 static void step(const struct qs_gemm *g)
 {
 	const CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
-	if (state >= TURNING && (atomic_load(&changed) || !is_here(g)))
+	if (state >= MARKING && (atomic_load(&changed) || !is_here(g)))
 		try_again();
-	if (state == PAUSING)
-		look();
+	if (state == MARKING)
+		look_up(g);
+	else if (state == PAUSING)
+		look(g);
 	if (state == TURNING)
 		record();
-	else if (state != PAUSING)
+	else if (state <= SETTLING)
 		settle(g);
 	exchange(mode);
 }
@@ -307,5 +369,5 @@ void qs_worth_forked(void)
 	memset(event, 0, sizeof event);
 	atomic_store(&wanted, false);
 	atomic_store(&number, 0);
-	atomic_store(&qs_worth_without, false);
+	atomic_store(&qs_worth_turn, QS_TURN_WITH);
 }

@@ -35,10 +35,15 @@ void qs_worth_begin_anew(void);
 /* A step of the program begins with this product (qs_live_call()). */
 void qs_worth_step(const struct qs_gemm *g);
 
-/* True in a step that is made without what auto replaces. */
-extern _Atomic bool qs_worth_without __attribute__((visibility("hidden")));
-/* In such a step: a call that would be replaced passes, and the verdict will be for it as well. */
-void qs_worth_hold(struct qs_instance *instance);
+/* What becomes of the calls of the step at hand that auto replaces. */
+enum qs_turn {
+	QS_TURN_WITH,    /* they are replaced                                              */
+	QS_TURN_MARK,    /* the same, and the verdict will be for their products           */
+	QS_TURN_WITHOUT, /* they pass, and it will                                         */
+};
+extern _Atomic int qs_worth_turn __attribute__((visibility("hidden")));
+/* In the last two: shows such a call. True if it is to pass. */
+bool qs_worth_hold(struct qs_instance *instance, const struct qs_key *key);
 
 /* What `with` and `without` say, of as many steps each; `last`: in doubt no longer. `min_gain` is a
  * fraction. *gain: ms of a step. */

@@ -54,7 +54,7 @@ struct qs_tuned {
 /* ---- rows ---------------------------------------------------------------------------------------
  */
 
-static const char *const action_words[] = {"native", "bf16", "fp8", "nf4", NULL};
+static const char *const action_words[] = {"native", "bf16", "fp8", "nf4", "auto", NULL};
 static const char *const scaling_words[] = {"auto", "tensor", "row", NULL};
 static const char *const format_words[] = {"auto", "e4m3", "e5m2", NULL};
 static const char *const pinned_words[] = {"no", "yes", NULL};
@@ -246,12 +246,21 @@ static void row_begin(struct reader *reader)
 	reader->bad = false;
 }
 
+/* Auto is a candidate for whole steps, and for nothing else. */
+static bool is_of_one_kind(const struct qs_tuned_row *row)
+{
+	const bool step = !strncmp(row->key, QS_TUNED_STEP, strlen(QS_TUNED_STEP));
+	return step == (row->measured == QS_ACTION_AUTO) && (step || row->action != QS_ACTION_AUTO);
+}
+
 static void row_end(struct reader *reader)
 {
 	static const char *const needed[] = {"key", "measured", "action"};
 	for (size_t i = 0; reader->head && i < 3 && !reader->bad; i++)
 		if (!(reader->given & HAS(needed[i])))
 			error(reader, reader->head, "the row has no %s", needed[i]);
+	if (reader->head && !reader->bad && !is_of_one_kind(&reader->row))
+		error(reader, reader->head, "'auto' is measured, and chosen, of a step only");
 	if (reader->head && !reader->bad && !keep(reader->tuned, &reader->row))
 		error(reader, reader->head, "out of memory");
 	reader->head = 0;

@@ -11,8 +11,9 @@
 
 #include "policy/policy.h"
 
-#define QS_TUNED_KEY 112
-#define QS_TUNED_MAX (4 << 20) /* bytes of the file; more is not read and nothing is added */
+#define QS_TUNED_KEY  112
+#define QS_TUNED_STEP "step of " /* begins the key of a whole step */
+#define QS_TUNED_MAX  (4 << 20)  /* bytes of the file; more is not read and nothing is added */
 
 /* What a measurement depends on besides the product, as text. */
 struct qs_validators {
@@ -23,9 +24,10 @@ struct qs_validators {
 	char numerics[17]; /* qs_tuned_numerics()                              */
 };
 
-/* One measurement: of a candidate against the program's own call. */
+/* One measurement: of a candidate against the program's own call, or of auto (`measured`, and
+ * `action` if it is kept) in whole steps of a program. */
 struct qs_tuned_row {
-	char key[QS_TUNED_KEY];    /* qs_key_text() or qs_bucket_text()                  */
+	char key[QS_TUNED_KEY];    /* qs_key_text(), qs_bucket_text(), or of a step      */
 	enum qs_action measured;   /* the candidate                                      */
 	enum qs_scaling scaling;   /* that the policy asked for                          */
 	enum qs_format format;     /* that the policy asked for                          */

@@ -267,12 +267,12 @@ static const struct row rows[] = {
 
 #define ROWS ((int)(sizeof rows / sizeof *rows))
 
-/* Reasons of products that are served (test_products.c, test_traces.c, test_idle.c, test_worth.c),
+/* Reasons of products that are served (test_products.c, test_traces.c, test_worth.c),
  * and of engines that this library does not have yet. */
 static const enum qs_reason elsewhere[] = {
         QS_REASON_AUTO,      QS_REASON_TUNED,       QS_REASON_NOT_FASTER, QS_REASON_UNTUNED,
         QS_REASON_BUDGET,    QS_REASON_SQNR,        QS_REASON_NONFINITE,  QS_REASON_CHANGING,
-        QS_REASON_UNTRACKED, QS_REASON_UNAVAILABLE, QS_REASON_IDLE,       QS_REASON_STEPS,
+        QS_REASON_UNTRACKED, QS_REASON_UNAVAILABLE, QS_REASON_STEPS,
 };
 
 static int scene_row(int argc, char **argv)

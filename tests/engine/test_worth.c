@@ -14,8 +14,9 @@ const struct scene scenes[] = {{"loop", scene_loop}, {NULL, NULL}};
 
 #define UNCHECKED "numerics.check_every=0;" ENOUGH
 
-/* Calls until the first turn: the last three of them begin a step that nothing new comes in, after
- * 1024 and some that recur. What our kernels compute is needed for the first few. */
+/* Calls until the first turn: of the last four, three begin a step that nothing new comes in, after
+ * 1024 and some that recur, and one shows what is replaced in a step. What our kernels compute is
+ * needed for the first few. */
 #define BEFORE WAITING, "4", KNOB, "idle_kernels=1", WAITING, "1027"
 #define PARTS  3 /* of the scene, before what comes next */
 
@@ -152,46 +153,6 @@ START_TEST(an_interrupted_comparison_begins_anew)
 }
 END_TEST
 
-/* All threads' own default streams have one handle. */
-START_TEST(steps_in_streams_of_several_threads_are_none_to_compare)
-{
-	run_scene(&outcome, SHIMMED, worth(UNCHECKED "default.action=auto"), "loop", THREADS, "4",
-	          KNOB, "idle_kernels=1", THREADS, "1027", SLOWER, THREADS, "300", NULL);
-	ck_unharmed();
-	ck_part(4, 0, 300);
-	ck_assert_int_eq(outcome.decisions, 1);
-}
-END_TEST
-
-/* The products that were replaced before the policy changed were not compared with anything. */
-START_TEST(a_verdict_is_not_made_of_steps_under_two_policies)
-{
-	char directory[256], variable[300];
-	make_directory(directory);
-	snprintf(variable, sizeof variable, "QSHIM_POLICY=%s/policy.ini", directory);
-	FILE *file = fopen(strchr(variable, '=') + 1, "w");
-	ck_assert_ptr_nonnull(file);
-	fputs("[qshim]\nversion = 1\n[default]\naction = auto\n", file);
-	fclose(file);
-	const char *const env[] = {"SOFTCUDA_PRODUCT_US=50000",
-	                           "SOFTCUDA_FP8_US=1000",
-	                           "SOFTCUDA_SECOND_US=1000",
-	                           "SOFTCUDA_WIDE_SECOND_US=50000",
-	                           "SOFTCUDA_KERNEL_US=0",
-	                           "QSHIM_SET=numerics.check_every=0;" ENOUGH "tune.min_gain=0%",
-	                           IDLE,
-	                           variable,
-	                           NULL};
-	run_scene(&outcome, SHIMMED, env, "loop", BEFORE, WAITING, "6", POLICY, "native", WAITING,
-	          "400", POLICY, "auto", WAITING, "1", NULL);
-	remove_directory(directory);
-	ck_unharmed();
-	ck_part(PARTS, 2, 4);
-	ck_part(PARTS + 2, 400, 0);
-	ck_part(PARTS + 4, 0, 1);
-}
-END_TEST
-
 /* While events are made, nothing is compared in this run; while they are recorded, the comparison
  * begins anew. 33 are made. */
 static const struct {
@@ -212,6 +173,60 @@ START_TEST(an_event_that_fails_holds_nothing_back)
 	else
 		ck_part(PARTS + 4, 0, 300);
 	ck_part(PARTS + 5, failures[_i].again, !failures[_i].again);
+}
+END_TEST
+
+/* What the first run found holds for the second, at once; a pin, whatever was found. */
+static const struct {
+	bool slower;      /* in the first run */
+	const char *edit; /* of the row, before the second */
+	const char *reason, *detail;
+} runs[] = {
+        {true, "", "steps", "a step takes 60.000 ms with what was replaced, 50.000 without"},
+        {false, "", "auto", NULL},
+        {true, "pinned = yes\naction = auto\n", "auto", NULL},
+        {false, "pinned = yes\naction = native\n", "steps",
+         "a step takes 1.000 ms with what was replaced, 50.000 without"},
+};
+
+START_TEST(what_was_found_holds_for_the_next_run)
+{
+	char directory[256], path[300], set[512], text[4096];
+	make_directory(directory);
+	snprintf(path, sizeof path, "%s/tuned.ini", directory);
+	snprintf(set, sizeof set, UNCHECKED "default.action=auto;tune.file=%s", path);
+	run_scene(&outcome, SHIMMED, worth(set), "loop", BEFORE, KNOB,
+	          runs[_i].slower ? "fp8_us=60000" : "fp8_us=1000", ROUND, PAUSE, WAITING, "1",
+	          NULL);
+	ck_unharmed();
+	ck_round(PARTS + 1);
+	ck_part(PARTS + 2 + TURNS, runs[_i].slower, !runs[_i].slower);
+	FILE *file = fopen(path, "r");
+	ck_assert_ptr_nonnull(file);
+	text[fread(text, 1, sizeof text - 1, file)] = 0;
+	fclose(file);
+	char *row = strstr(text, "[product]\nkey = step of 1 products, ");
+	ck_assert_msg(row != NULL, "%s", text);
+	ck_assert_msg(strstr(row, runs[_i].slower ? "\naction = native\n" : "\naction = auto\n"),
+	              "%s", row);
+	if (*runs[_i].edit) {
+		*strstr(row, "action = ") = 0;
+		file = fopen(path, "a");
+		ck_assert_ptr_nonnull(file);
+		fprintf(file, "%s%s", row, runs[_i].edit);
+		fclose(file);
+	}
+	run_scene(&outcome, SHIMMED, worth(set), "loop", BEFORE, WAITING, "300", NULL);
+	remove_directory(directory);
+	ck_unharmed();
+	const bool lost = !strcmp(runs[_i].reason, "steps");
+	/* its products are counted from the first on, not from the third */
+	ck_part(PARTS - 1, lost ? 2 : 0, lost ? 1025 : 1027);
+	ck_part(PARTS, lost ? 300 : 0, lost ? 0 : 300);
+	ck_assert_int_eq(outcome.decisions, 1 + lost);
+	ck_assert_str_eq(outcome.decision[lost].reason, runs[_i].reason);
+	if (lost)
+		ck_assert_str_eq(outcome.decision[1].detail, runs[_i].detail);
 }
 END_TEST
 
@@ -264,8 +279,8 @@ int main(int argc, char **argv)
 	                    (int)(sizeof interruptions / sizeof *interruptions));
 	tcase_add_loop_test(tcase, an_event_that_fails_holds_nothing_back, 0,
 	                    (int)(sizeof failures / sizeof *failures));
-	tcase_add_test(tcase, steps_in_streams_of_several_threads_are_none_to_compare);
-	tcase_add_test(tcase, a_verdict_is_not_made_of_steps_under_two_policies);
+	tcase_add_loop_test(tcase, what_was_found_holds_for_the_next_run, 0,
+	                    (int)(sizeof runs / sizeof *runs));
 	tcase_add_test(tcase, a_pinned_row_is_not_compared);
 	tcase_add_test(tcase, what_is_held_back_comes_back_where_no_step_begins);
 	suite_add_tcase(suite, tcase);

@@ -3,7 +3,6 @@
 #include "tuning.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,24 +203,6 @@ static void multiply_at_random(struct large *l, int count)
 	}
 }
 
-static void *multiply_in_thread(void *large)
-{
-	multiply(large);
-	must(cudaDeviceSynchronize(), "synchronize");
-	return NULL;
-}
-
-/* As by as many threads: the handle is the same, the stream is each thread's own. */
-static void multiply_in_threads(struct large *l, int count)
-{
-	pthread_t thread;
-	session_use(&l->session, cudaStreamPerThread);
-	for (int i = 0; i < count; i++) {
-		must(pthread_create(&thread, NULL, multiply_in_thread, l), "thread");
-		must(pthread_join(thread, NULL), "thread");
-	}
-}
-
 static void use_another_stream(struct large *l)
 {
 	cudaStream_t stream;
@@ -285,8 +266,6 @@ int scene_loop(int argc, char **argv)
 			capture(&l, atoi(what));
 		else if (!strcmp(how, RANDOM))
 			multiply_at_random(&l, atoi(what));
-		else if (!strcmp(how, THREADS))
-			multiply_in_threads(&l, atoi(what));
 		else if (!strcmp(how, STREAM))
 			use_another_stream(&l);
 		else if (!strcmp(how, KNOB))

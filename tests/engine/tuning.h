@@ -67,7 +67,6 @@ int scene_doubtful(int argc, char **argv);
 #define CAPTURED "c" /* so many calls, captured                                            */
 #define RANDOM   "x" /* so many calls of this product and two others, waited for, in no order */
 #define STREAM   "s" /* another stream from now on                                           */
-#define THREADS  "t" /* so many calls, each by a thread of its own, in its per-thread stream  */
 #define KNOB     "k" /* knob=value of the emulation                                        */
 #define POLICY   "p" /* the policy's file says this action from now on                     */
 

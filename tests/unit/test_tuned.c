@@ -271,6 +271,12 @@ static const struct {
          "2: unusable value 'maybe' of 'pinned': expected no or yes ("},
         {"[product]\nkey = x\naction = fp8\n", "1: the row has no measured ("},
         {"[product]\nmeasured = fp8\naction = fp8\n", "1: the row has no key ("},
+        {"[product]\nkey = x\nmeasured = auto\naction = auto\n",
+         "1: 'auto' is measured, and chosen, of a step only ("},
+        {"[product]\nkey = x\nmeasured = fp8\naction = auto\n",
+         "1: 'auto' is measured, and chosen, of a step only ("},
+        {"[product]\nkey = step of 2\nmeasured = fp8\naction = native\n",
+         "1: 'auto' is measured, and chosen, of a step only ("},
         {"[product]\naction = fp8\naction = fp9\n[product]\nx = y\naction = fp8\n",
          "3: 'action' is given twice (row not used; 1 further error)"},
 };
