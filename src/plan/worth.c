@@ -6,8 +6,8 @@
  * the products that auto chose and some without, in turns. An event in the program's stream marks
  * where each begins: they tell the same time whether the program runs ahead of the device or behind
  * it, and nothing waits for them. If steps are not faster, the calls that were held back in those
- * without pass for the rest of the run. The tuned file keeps what was found, by the products that
- * auto replaces in a step; a later run decides by that.
+ * without pass for the rest of the run. The tuned file keeps what was found, by the command line
+ * and the products that auto replaces in a step; a later run decides by that.
  *
  * The turns go by the sequence of Thue and Morse, so that what comes every second, fourth or eighth
  * step (an optimiser, after so many micro-batches) is equally often on both sides. The first step
@@ -32,7 +32,7 @@
 #define TURNS  8                        /* of a round, after which there may be a verdict         */
 #define ORDER  0x96u                    /* bit per turn, from the lowest: made without            */
 #define STEPS  (TURN * TURNS)           /* of a round                                             */
-#define COUNT  ((TURN - 1) * TURNS / 2) /* of them that count, of each kind               */
+#define COUNT  ((TURN - 1) * TURNS / 2) /* of them that count, of each kind */
 #define ROUNDS (QS_WORTH_STEPS / COUNT)
 #define PAUSE  4             /* steps between two looks at the events of a round       */
 #define TRIES  8             /* in a process: whenever there is something new          */
@@ -282,8 +282,9 @@ static void look_up(const struct qs_gemm *g)
 		end_try();
 		return;
 	}
+	const uint64_t name = atomic_load(&marks) ^ qs_tuned_program();
 	snprintf(steps.name, sizeof steps.name, QS_TUNED_STEP "%lld products, %016llx",
-	         (long long)calls, (unsigned long long)atomic_load(&marks));
+	         (long long)calls, (unsigned long long)name);
 	if (qs_known_steps(&steps, g->library, here))
 		conclude(&steps, " (known)");
 	else

@@ -5,6 +5,7 @@
  * came after it and wherever it was measured. Other rows hold only where all validators are equal.
  *
  * tuned.c  qs_tuned_open qs_tuned_close qs_tuned_find qs_tuned_add qs_tuned_numerics
+ *          qs_tuned_program
  */
 #ifndef QS_POLICY_TUNED_H
 #define QS_POLICY_TUNED_H
@@ -58,5 +59,8 @@ bool qs_tuned_find(struct qs_tuned *tuned, struct qs_tuned_row *row);
 bool qs_tuned_add(struct qs_tuned *tuned, const struct qs_tuned_row *row);
 /* A hash of the options of section [numerics]. */
 void qs_tuned_numerics(const struct qs_options *options, char text[17]);
+/* A hash of this process's command line, its first 64 KiB; the same for all if it cannot be read.
+ */
+uint64_t qs_tuned_program(void);
 
 #endif
