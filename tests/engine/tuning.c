@@ -1,12 +1,10 @@
 /* Scenes and checks of the tests of timing; see tuning.h. */
-#define _DEFAULT_SOURCE
 #include "tuning.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "softcuda/softcuda.h"
 
@@ -210,14 +208,12 @@ static void use_another_stream(struct large *l)
 	session_use(&l->session, stream);
 }
 
-static void submit(struct large *l, int count, bool waiting)
+static void submit(struct large *l, int count)
 {
 	for (int i = 0; i < count; i++) {
 		multiply(l);
-		if (waiting)
-			must(cudaDeviceSynchronize(), "synchronize");
+		must(cudaDeviceSynchronize(), "synchronize");
 	}
-	must(cudaDeviceSynchronize(), "synchronize");
 }
 
 static void capture(struct large *l, int count)
@@ -228,20 +224,6 @@ static void capture(struct large *l, int count)
 		multiply(l);
 	must(cudaStreamEndCapture(l->session.stream, &graph), "end of capture");
 	must(cudaGraphDestroy(graph), "graph");
-}
-
-/* And calls until it has been read, which takes two looks a second apart. */
-static void write_policy(struct large *l, const char *action)
-{
-	FILE *file = fopen(getenv("QSHIM_POLICY"), "w");
-	if (!file)
-		exit(1);
-	fprintf(file, "[qshim]\nversion = 1\n[default]\naction = %s\n", action);
-	fclose(file);
-	for (int i = 0; i < 27; i++) {
-		submit(l, 1, true);
-		usleep(100000);
-	}
 }
 
 static void turn_knob(const char *setting)
@@ -260,9 +242,7 @@ int scene_loop(int argc, char **argv)
 	for (int i = 0; i + 1 < argc; i += 2) {
 		const char *how = argv[i], *what = argv[i + 1];
 		const struct work before = work_done();
-		if (!strcmp(how, POLICY))
-			write_policy(&l, what);
-		else if (!strcmp(how, CAPTURED))
+		if (!strcmp(how, CAPTURED))
 			capture(&l, atoi(what));
 		else if (!strcmp(how, RANDOM))
 			multiply_at_random(&l, atoi(what));
@@ -271,7 +251,7 @@ int scene_loop(int argc, char **argv)
 		else if (!strcmp(how, KNOB))
 			turn_knob(what);
 		else
-			submit(&l, atoi(what), !strcmp(how, WAITING));
+			submit(&l, atoi(what));
 		print_work("part", i / 2, &before);
 	}
 	printf("failed %d\n", l.failed);

@@ -62,13 +62,11 @@ int scene_large(int argc, char **argv);
 int scene_doubtful(int argc, char **argv);
 
 /* What an argument of scene_loop() says, with a number or a word behind it. */
-#define WAITING  "w" /* so many calls, each waited for: the next one finds the stream idle */
-#define RUNNING  "r" /* so many calls, ahead of the device: it is busy                     */
+#define WAITING  "w" /* so many calls, each waited for */
 #define CAPTURED "c" /* so many calls, captured                                            */
 #define RANDOM   "x" /* so many calls of this product and two others, waited for, in no order */
 #define STREAM   "s" /* another stream from now on                                           */
 #define KNOB     "k" /* knob=value of the emulation                                        */
-#define POLICY   "p" /* the policy's file says this action from now on                     */
 
 /* Scene `loop HOW WHAT ...`: one product again and again, like this and then like that, and the
  * work of each part, "partNUMBER". It is large enough for the size model to want fp8; nobody looks
