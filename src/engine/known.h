@@ -49,9 +49,10 @@ double qs_known_saving(const struct qs_gemm *g, const struct qs_context *context
  * too, unless it is the program's own precision. */
 bool qs_known_whole(const struct qs_gemm *g, const struct qs_context *context,
                     enum qs_action action, const struct qs_choice *choice);
+
 /* Whole steps of a program with what auto replaces and without. */
 struct qs_steps {
-	char name[64];              /* says which products are replaced in a step              */
+	char name[64];              /* of the program and what is replaced in a step       */
 	double with_ms, without_ms; /* of a step; negative = unknown, only in a pinned row */
 	bool kept;                  /* what was found: auto goes on replacing them             */
 };
@@ -60,6 +61,7 @@ struct qs_steps {
  */
 bool qs_known_steps(struct qs_steps *steps, const struct qs_library *library,
                     const struct qs_context *context);
+/* Keeps what was found, for this process and for others. */
 void qs_known_add_steps(const struct qs_steps *steps, const struct qs_library *library,
                         const struct qs_context *context);
 /* In a forked child: forget the file and what it said. */

@@ -108,9 +108,9 @@ struct qs_plan *qs_plan_get(const struct qs_key *key, const char *library);
 bool qs_plan_table_init(int64_t keys);
 /* What came of a plan in a context, for its counter, unless another plan has taken its place. */
 void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_reason reason);
-/* Found in use not to be worth it, from now on: counts it and says so. Of a plan in use, with the
+/* Found in use not to make steps faster: counts it and says so. Of a plan in use, with the
  * table locked, as in qs_plans_each(). */
-void qs_plan_given_up(struct qs_plan *plan, enum qs_reason reason, const char *detail);
+void qs_plan_given_up(struct qs_plan *plan, const char *detail);
 /* For the counter and at exit: the plan's key is native as long as it has no instance. */
 void qs_plan_waits(struct qs_plan *plan);
 /* True if the accuracy of the key's products forbids what the plan is to do; `instance` says what

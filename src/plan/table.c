@@ -133,11 +133,11 @@ void qs_plan_outcome(const struct qs_plan *plan, enum qs_action action, enum qs_
 	pthread_mutex_unlock(&lock);
 }
 
-void qs_plan_given_up(struct qs_plan *plan, enum qs_reason reason, const char *detail)
+void qs_plan_given_up(struct qs_plan *plan, const char *detail)
 {
 	qs_share_again(plan);
-	qs_counter_decide(plan->counter, QS_ACTION_NATIVE, reason, plan->rule);
-	announce(plan, QS_ACTION_NATIVE, reason, detail);
+	qs_counter_decide(plan->counter, QS_ACTION_NATIVE, QS_REASON_STEPS, plan->rule);
+	announce(plan, QS_ACTION_NATIVE, QS_REASON_STEPS, detail);
 }
 
 void qs_plan_waits(struct qs_plan *plan)

@@ -253,7 +253,7 @@ static void give_up(struct qs_plan *plan, bool in_use)
 			lost |= !atomic_exchange(&instance->given_up, true);
 	}
 	if (lost && in_use)
-		qs_plan_given_up(plan, QS_REASON_STEPS, text);
+		qs_plan_given_up(plan, text);
 }
 
 /* `found` names the steps: by measurement, or in an earlier run. */
