@@ -237,7 +237,7 @@ fuzz-built: $(FUZZERS)
 			>$$program.log 2>&1 || { tail -n 40 $$program.log; exit 1; }; done
 
 check-gpu: gpu ## the tests that need a GPU; says what it skipped
-	@$(TEST_ENV) tests/run $(GPU_TESTS) $(wildcard tests/gpu/run.py)
+	@$(TEST_ENV) QS_TEST_JOBS=1 tests/run $(GPU_TESTS) $(wildcard tests/gpu/run.py)
 
 bench: tests gpu ## the benchmarks that need no PyTorch; scripts/bench_*.py are the others
 	@B='$(abspath $(B))' scripts/bench_overhead

@@ -3,7 +3,8 @@
 A preload cannot be switched on and off inside a process, so each *side* (native, qshim, ...) is a
 child process of its own, all started from the same script. The parent here holds no GPU and imports
 no torch: it tells one child after the other to run one block of timed repetitions, in the order
-A B B A, so that all sides see the same clocks and temperature and no two ever run at the same time.
+A B B A and then from another one on, so that all sides see the same clocks and temperature, none is
+always the one that ran last too, and no two ever run at the same time.
 bench_worker.py is the children's end of the pipes.
 """
 import argparse
@@ -106,12 +107,18 @@ class Side:
         """Form -> how many of those uses checked the whole source first."""
         return support.checked(self.folder) if self.folder else {}
 
-    def end(self):
+    def dismiss(self):
         """The end of its input is the child's sign to leave."""
         try:
             self.process.stdin.close()
+        except OSError:
+            pass  # gone already
+
+    def end(self):
+        self.dismiss()
+        try:
             self.process.wait(timeout=LEAVE_S)
-        except (OSError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         os.close(self.reply)
@@ -154,6 +161,8 @@ class Sides:
         return Side(name, self.script, environment, folder)
 
     def __exit__(self, *_):
+        for side in self.sides.values():
+            side.dismiss()
         for side in self.sides.values():
             side.end()
         self.folder.cleanup()
@@ -228,7 +237,9 @@ def measure(sides, columns, effort):
             live.append(column)
             reps = reps or repetitions(effort, answer["ms"])
     for block in range(effort.blocks):
-        for column in (live if block % 2 == 0 else live[::-1]):
+        first = block // 2 % max(1, len(live))
+        order = live[first:] + live[:first]
+        for column in (order if block % 2 == 0 else order[::-1]):
             if isinstance(results[column.label], dict):
                 continue
             answer = sides[column.side].ask("run", variant=column.variant, reps=reps,

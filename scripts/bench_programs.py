@@ -12,6 +12,8 @@ what the two native processes differ by says what a difference of that size is w
 """
 import argparse
 import statistics
+import sys
+import time
 
 import bench_lib
 import bench_tables
@@ -27,6 +29,7 @@ BY_HAND = {  # what somebody would write who knows the chip but has not measured
 }
 TRAINED = ("native", "again", "qshim")
 STEPS, AVERAGED, LIMIT = 500, 20, 0.02
+BLOCKS = 56  # short and many: what disturbs the CPU comes and goes
 RATE, RISING = 1e-4, 40  # of learning, and the steps in which it rises to that
 BATCH, CONTEXT, VOCABULARY = 16, 512, 256
 
@@ -167,16 +170,31 @@ def train(sides):
             "control": worst_difference(curves["native"], curves["again"])}
 
 
+class Took:
+    """Progress of a long run, on stderr: what has just ended, and the seconds it took."""
+
+    def __init__(self, program):
+        self.program, self.since = program, time.monotonic()
+
+    def __call__(self, what):
+        now = time.monotonic()
+        print(f"{self.program}: {what}: {now - self.since:.0f} s", file=sys.stderr)
+        self.since = now
+
+
 def measure(sides, case, effort, curves):
+    took = Took(case["program"])
     bench_lib.load(sides, case, {}, together=True)
     row = {**case}
     if curves:
         row |= train(sides)
     else:
         sides["qshim"].ask("warm", variant="train", ms=0, reps=STEPS)
+    took(f"{STEPS} steps of {len(TRAINED) if curves else 1}")
     before = sides["qshim"].counters()
     columns = [Column(name, name, "train") for name in (*TRAINED, *BY_HAND)]
     columns = bench_lib.figures(bench_lib.measure(sides, columns, effort), "native")
+    took("timing")
     return row | {"columns": columns, "best": best_by_hand(columns),
                   "products": bench_lib.served(before, sides["qshim"].counters())}
 
@@ -187,8 +205,8 @@ def main():
     arguments = bench_lib.parse(p, program)
     settings = {"native": None, "again": None, "qshim": bench_lib.policy_of(arguments),
                 **{name: variables(policy) for name, policy in BY_HAND.items()}}
-    effort = bench_lib.Effort(blocks=4 if arguments.quick else 24, block_ms=150, warm_ms=200,
-                              warm_reps=8, apart=False)
+    effort = bench_lib.Effort(blocks=BLOCKS // 4 if arguments.quick else BLOCKS, block_ms=50,
+                              warm_ms=200, warm_reps=8, apart=False, wake=True)
     report = None
     for case in arguments.shapes or [program(name) for name in PROGRAMS]:
         with bench_lib.Sides(__file__, settings, arguments.library) as sides:

@@ -137,11 +137,11 @@ class LockStep(unittest.TestCase):
         for (_, end), (begin, _) in zip(spans, spans[1:]):
             self.assertLessEqual(end, begin)
 
-    def test_blocks_alternate_in_the_order_a_b_b_a(self):
-        self.measured(COLUMNS, Effort(blocks=4, warm_ms=0, warm_reps=1, apart=False))
+    def test_blocks_alternate_in_the_order_a_b_b_a_from_each_side_on(self):
+        self.measured(COLUMNS, Effort(blocks=8, warm_ms=0, warm_reps=1, apart=False))
         order = [side for side, *_ in self.logged()][len(COLUMNS):]
-        there = ["plain", "one", "two"]
-        self.assertEqual(order, 2 * (there + there[::-1]))
+        ways = (["plain", "one", "two"], ["one", "two", "plain"], ["two", "plain", "one"])
+        self.assertEqual(order, [side for way in (*ways, ways[0]) for side in way + way[::-1]])
 
     def test_the_first_column_sets_the_repetitions_of_all(self):
         columns = [COLUMNS[0], Column("slow", "qshim", "slow")]
@@ -237,8 +237,12 @@ class LockStep(unittest.TestCase):
                 bench_launch.check(rows)
 
     def test_a_launch_that_fails_is_named(self):
-        with self.assertRaisesRegex(bench_lib.Failed, "qshim: out of memory"):
-            bench_launch.microseconds({"native": blocks(1), "qshim": {"error": "out of memory"}})
+        with self.assertRaisesRegex(bench_lib.Failed, "qshim 2: out of memory"):
+            bench_launch.microseconds({"qshim 1": blocks(1), "qshim 2": {"error": "out of memory"}})
+
+    def test_a_launch_takes_the_mean_of_all_processes_of_a_side(self):
+        self.assertEqual(bench_launch.microseconds({"native 1": blocks(0.16, 0.32),
+                                                    "native 2": blocks(0.32, 0.64)}), [15.0, 30.0])
 
     def test_decode_measures_every_kind_per_token(self):
         limit, bench_decode.effort_for = bench_decode.effort_for, lambda kind, quick: Effort(
