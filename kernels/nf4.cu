@@ -2592,7 +2592,7 @@ static __device__ __forceinline__ uint32_t wide_share(const struct qs_product_ar
 }
 
 /* Gives a lane's sums of eight tokens to the block that finishes these: to a place for each lane of
- * each block. */
+ * each block, from which the same lane there takes them. */
 template <int TOKENS>
 static __device__ __forceinline__ void give_eight(const struct qs_product_args &args,
                                                   struct wide_shared *shared, uint32_t eight,
@@ -2600,9 +2600,13 @@ static __device__ __forceinline__ void give_eight(const struct qs_product_args &
 {
 	const uint32_t share = wide_share<TOKENS>(args), rank = blockIdx.x & (args.split - 1);
 	const uint32_t place = rank * share + (eight & (share - 1));
-	give((const float4 *)shared->landing + place * QS_WIDE_MULTIPLIERS + threadIdx.x,
-	     &shared->control.landed, eight >> log2_of(share),
-	     make_float4(sum[0] * factor, sum[1] * factor, sum[2] * factor, sum[3] * factor));
+	float4 *to = (float4 *)shared->landing + place * QS_WIDE_MULTIPLIERS + threadIdx.x;
+	const float4 value =
+	        make_float4(sum[0] * factor, sum[1] * factor, sum[2] * factor, sum[3] * factor);
+	if (args.split == 1)
+		*to = value;
+	else
+		give(to, &shared->control.landed, eight >> log2_of(share), value);
 }
 
 /* A lane's sums from W itself, for when the tiles are not valid: slow. */
@@ -2694,7 +2698,8 @@ static __device__ __forceinline__ void work_wide(const struct qs_product_args &a
 			give_eight<TOKENS>(args, shared, i, sums.at[i], QS_NF4_UNSCALE);
 	else
 		give_source<TOKENS>(args, shared);
-	wait_for_landing(&shared->control.landed);
+	if (args.split > 1)
+		wait_for_landing(&shared->control.landed);
 	lay_wide<TOKENS>(args, shared, partial);
 	meet<1>(QS_WIDE_MULTIPLIERS);
 	finish_wide<TOKENS>(args, job, partial);
@@ -2705,11 +2710,12 @@ static __device__ __forceinline__ void product_wide(const struct qs_wide_args &a
 {
 	extern __shared__ __align__(1024) uint8_t memory[];
 	struct wide_shared *shared = (struct wide_shared *)memory;
-	if (threadIdx.x == QS_WIDE_MULTIPLIERS)
-		expect_landing(&shared->control.landed,
-		               TOKENS * QS_WIDE_STRIPS * QS_WEIGHT_TILE * sizeof(float));
-	if (args.product.split > 1)
+	if (args.product.split > 1) {
+		if (threadIdx.x == QS_WIDE_MULTIPLIERS)
+			expect_landing(&shared->control.landed,
+			               TOKENS * QS_WIDE_STRIPS * QS_WEIGHT_TILE * sizeof(float));
 		cluster_arrive();
+	}
 	if (!(args.product.flags & QS_PRODUCT_EARLY))
 		wait_for_work_ahead();
 	if (threadIdx.x < QS_WIDE_MULTIPLIERS) {
