@@ -27,25 +27,30 @@ static void stretch(int64_t *ld, int64_t rows, int64_t last)
 		*ld = last;
 }
 
+struct qs_key qs_key_of_tokens(const struct qs_key *key, int64_t tokens)
+{
+	struct qs_key other = *key;
+	if (!qs_linear_of(key).tokens)
+		return other;
+	if (key->role == QS_ROLE_WGRAD) {
+		other.k = tokens;
+		if (key->ta != CUBLAS_OP_N)
+			stretch(&other.lda, key->k, tokens);
+		if (key->tb == CUBLAS_OP_N)
+			stretch(&other.ldb, key->k, tokens);
+	} else {
+		other.n = tokens;
+		if (key->tb != CUBLAS_OP_N)
+			stretch(&other.ldb, key->n, tokens);
+	}
+	return other;
+}
+
 struct qs_key qs_bucket_key(const struct qs_key *key)
 {
-	struct qs_key bucket = *key;
-	const int64_t tokens = qs_linear_of(key).tokens;
-	const int64_t last = qs_bucket_of(tokens).last;
-	bucket.layer = 0;
-	bucket.weight = 0;
-	if (!tokens)
-		return bucket;
-	if (key->role == QS_ROLE_WGRAD) {
-		bucket.k = last;
-		if (key->ta != CUBLAS_OP_N)
-			stretch(&bucket.lda, key->k, last);
-		if (key->tb == CUBLAS_OP_N)
-			stretch(&bucket.ldb, key->k, last);
-	} else {
-		bucket.n = last;
-		if (key->tb != CUBLAS_OP_N)
-			stretch(&bucket.ldb, key->n, last);
-	}
-	return bucket;
+	const struct qs_bucket bucket = qs_bucket_of(qs_linear_of(key).tokens);
+	struct qs_key other = qs_key_of_tokens(key, bucket.last);
+	other.layer = 0;
+	other.weight = 0;
+	return other;
 }

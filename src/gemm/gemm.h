@@ -6,7 +6,7 @@
  *
  * gemm.c    qs_gemm_key qs_key_hash qs_gemm_flops
  * text.c    qs_key_text qs_bucket_text qs_action_name qs_role_name qs_entry_name
- * bucket.c  qs_bucket_of qs_bucket_key
+ * bucket.c  qs_bucket_of qs_bucket_key qs_key_of_tokens
  * reason.c  qs_reason_code qs_reason_text qs_reason_cure
  * role.c    qs_role_of qs_role_is_open qs_thread_is_autograd qs_linear_of
  * evidence.c qs_role_by_evidence qs_weight_identity qs_roles_forked
@@ -192,6 +192,8 @@ struct qs_bucket {
 	int64_t first, last;
 };
 struct qs_bucket qs_bucket_of(int64_t tokens);
+/* The same product with another number of tokens. A key of unknown role has none to differ in. */
+struct qs_key qs_key_of_tokens(const struct qs_key *key, int64_t tokens);
 /* The key that stands for all keys of a bucket: with its last number of tokens, of no layer and no
  * weight. A key of unknown role has no tokens to differ in. */
 struct qs_key qs_bucket_key(const struct qs_key *key);

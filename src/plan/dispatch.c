@@ -80,11 +80,14 @@ static void prepare(struct qs_instance *instance, const struct qs_plan *plan,
 	else if (failure.reason == QS_REASON_AUTO)
 		qs_best_make(instance, plan, g, stream, &failure);
 	instance->reason = instance->state ? plan->reason : failure.reason;
+	enum qs_reason reason = instance->reason;
+	if (instance->may_be_held && qs_worth_want(instance, &plan->key)) {
+		atomic_store(&instance->given_up, true);
+		qs_failed(&failure, reason = QS_REASON_STEPS, "found with other tokens");
+	}
 	enum qs_action action = qs_instance_action(plan, instance);
-	qs_plan_outcome(plan, action, instance->reason);
-	note(plan, g, action, instance->rows, instance->reason, failure.detail);
-	if (instance->may_be_held)
-		qs_worth_want();
+	qs_plan_outcome(plan, action, reason);
+	note(plan, g, action, instance->rows, reason, failure.detail);
 }
 
 static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -207,11 +210,10 @@ static bool pass_demoted(struct qs_plan *plan, const struct qs_gemm *g)
 }
 
 /* In a step that is made without what auto replaces. A capture lasts longer than that. */
-static bool is_held(struct qs_instance *instance, const struct qs_gemm *g,
-                    const struct qs_stream *stream)
+static bool is_held(struct qs_instance *instance, const struct qs_stream *stream)
 {
 	return atomic_load_explicit(&qs_worth_turn, memory_order_relaxed) != QS_TURN_WITH &&
-	       instance->may_be_held && !stream->capturing && qs_worth_hold(instance, &g->key);
+	       instance->may_be_held && !stream->capturing && qs_worth_hold(instance);
 }
 
 /* A forked child has lost its parent's context, and not every function of the driver notices at
@@ -262,7 +264,7 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 		context = find_context(&stream, &why);
 	if (!context)
 		return pass_without_context(plan, g, why);
-	if (instance && is_held(instance, g, &stream))
+	if (instance && is_held(instance, &stream))
 		return false;
 	if (!instance && stream.capturing)
 		return pass_late(plan, g, QS_REASON_CAPTURE_COLD, NULL);
@@ -274,7 +276,8 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 		instance = make_instance(plan, g, context, &stream);
 	if (!instance)
 		return pass_late(plan, g, QS_REASON_UNTUNED, "another thread is measuring");
-	return instance->state && replace_here(plan, instance, g, &stream);
+	return instance->state && !atomic_load(&instance->given_up) &&
+	       replace_here(plan, instance, g, &stream);
 }
 
 /* Products beyond the plan table are counted together. */

@@ -92,6 +92,8 @@ static int64_t weights_due;         /* step at which all weights have been met  
 static int64_t first_step;          /* timed: the first that was seen to begin           */
 static int64_t mark_step;           /* at which the share of products is taken again     */
 static struct timespec first, last; /* when the first and the last one began             */
+static double flops;                /* of all products that were counted                 */
+static _Atomic double flops_begun;  /* of those before the step at hand                  */
 
 /* Under `stepping`. */
 static void steps_follow(struct qs_policy *policy)
@@ -159,13 +161,18 @@ static void step_begins(void)
 	step_next = qs_policy_next_step(policy, period.step);
 }
 
+/* Steps are the same ones whatever the number of tokens is. */
 static bool count(const struct qs_key *key)
 {
-	uint32_t symbol = (uint32_t)qs_key_hash(key);
+	const struct qs_key layer = qs_key_of_tokens(key, 0);
+	const uint32_t symbol = (uint32_t)qs_key_hash(&layer);
 	pthread_mutex_lock(&stepping);
 	const bool begins = qs_period_add(&period, symbol);
-	if (begins)
+	if (begins) {
+		atomic_store(&flops_begun, flops);
 		step_begins();
+	}
+	flops += qs_gemm_flops(key);
 	pthread_mutex_unlock(&stepping);
 	if (begins)
 		qs_share_look();
@@ -202,6 +209,11 @@ void qs_live_want_steps(void)
 int64_t qs_live_step(void)
 {
 	return atomic_load_explicit(&step, memory_order_relaxed);
+}
+
+double qs_live_flops(void)
+{
+	return atomic_load_explicit(&flops_begun, memory_order_relaxed);
 }
 
 int32_t qs_live_weights(void)

@@ -7,8 +7,8 @@
  * table.c     qs_plan_table_init qs_plan_get qs_plan_outcome qs_plan_given_up
  *             qs_plan_waits qs_plan_demoted qs_instance_action
  *             qs_plans_decide_again qs_plans_each qs_plans_report qs_plan_table_forked
- * live.c      qs_live_start qs_live_call qs_live_want_steps qs_live_step qs_live_weights
- *             qs_live_report qs_live_forked
+ * live.c      qs_live_start qs_live_call qs_live_want_steps qs_live_step qs_live_flops
+ *             qs_live_weights qs_live_report qs_live_forked
  * weight.c    qs_weights_follow qs_weights_asked qs_weight_of_key qs_weights_met
  *             qs_weights_forked
  * period.c    qs_period_reset qs_period_add
@@ -46,6 +46,7 @@ struct qs_instance {
 	_Atomic int failures;           /* runs that failed; too many and it passes   */
 	bool may_be_held;               /* auto's own choice: compared by whole steps */
 	_Atomic int held;               /* number of the try in which it last was     */
+	uint64_t kind;                  /* if so: see worth.h                          */
 	_Atomic bool given_up;          /* it passes for the rest of the run           */
 	struct qs_instance *next;       /* other contexts                             */
 };
@@ -186,6 +187,8 @@ void qs_live_want_steps(void);
  * unknown.
  */
 int64_t qs_live_step(void);
+/* Of all products before that step, since steps are counted. */
+double qs_live_flops(void);
 /* Weights of the program, counted when rules first asked and whole steps had gone by; 0 = unknown.
  */
 int32_t qs_live_weights(void);

@@ -27,17 +27,19 @@
 #include "engine/known.h"
 #include "plan/plan.h"
 
-#define QUIET  2                        /* steps without anything new before the first turn       */
-#define TURN   4                        /* steps                                                  */
-#define TURNS  8                        /* of a round, after which there may be a verdict         */
-#define ORDER  0x96u                    /* bit per turn, from the lowest: made without            */
-#define STEPS  (TURN * TURNS)           /* of a round                                             */
-#define COUNT  ((TURN - 1) * TURNS / 2) /* of them that count, of each kind */
-#define ROUNDS (QS_WORTH_STEPS / COUNT)
-#define PAUSE  4             /* steps between two looks at the events of a round       */
-#define TRIES  8             /* in a process: whenever there is something new          */
-#define HELD   QS_PERIOD_MAX /* calls of a step without: it is none, the program has gone on */
-#define SURE   3             /* standard errors                                        */
+#define QUIET    2              /* steps without anything new before the first turn       */
+#define TURN     4              /* steps                                                  */
+#define TURNS    8              /* of a round, after which there may be a verdict         */
+#define ORDER    0x96u          /* bit per turn, from the lowest: made without            */
+#define STEPS    (TURN * TURNS) /* of a round                                             */
+#define COUNT    ((TURN - 1) * TURNS / 2) /* of them that count, of each kind */
+#define ROUNDS   (QS_WORTH_STEPS / COUNT)
+#define PAUSE    4             /* steps between two looks at the events of a round       */
+#define TRIES    8             /* in a process: whenever there is something new          */
+#define HELD     QS_PERIOD_MAX /* calls of a step without: it is none, the program has gone on */
+#define SURE     3             /* standard errors                                        */
+#define KINDS    1024          /* of products that are remembered                        */
+#define STEADIER 0.5           /* of the variance: times by flops are the ones to compare */
 
 /* ---- the verdict --------------------------------------------------------------------------------
  */
@@ -49,29 +51,66 @@ static int compare(const void *a, const void *b)
 }
 
 /* The median, and the square of its standard error: of a normal distribution 1.253 s / sqrt(n),
- * where s is 0.741 times the distance of the quartiles. */
-static double median(struct qs_step_times times, double *variance)
+ * where s is 0.741 times the distance of the quartiles. Sorts the values. */
+static double median(float *values, int n, double *variance)
 {
-	const int n = times.count;
-	qsort(times.ms, (size_t)n, sizeof *times.ms, compare);
-	const double range = times.ms[3 * n / 4] - times.ms[n / 4];
+	qsort(values, (size_t)n, sizeof *values, compare);
+	const double range = values[3 * n / 4] - values[n / 4];
 	*variance = 0.862 * range * range / n;
-	return 0.5 * (times.ms[(n - 1) / 2] + times.ms[n / 2]);
+	return 0.5 * (values[(n - 1) / 2] + values[n / 2]);
 }
 
-/* A gain that is neither sure nor worth a setting of its own is none. */
-enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
-                               const struct qs_step_times *without, double min_gain, bool last,
-                               double *gain)
+/* Of all steps; 0 if nothing was multiplied in some. */
+static double mean_flops(const struct qs_step_times *const times[2])
+{
+	double sum = 0;
+	for (int side = 0; side < 2; side++)
+		for (int i = 0; i < times[side]->count; i++) {
+			if (!(times[side]->flops[i] > 0))
+				return 0;
+			sum += times[side]->flops[i];
+		}
+	return sum / (times[0]->count + times[1]->count);
+}
+
+/* `flops`: of a step; times are scaled to as many, or, 0, are what they are. Returns the square of
+ * the standard error of their difference. */
+static double look_at(const struct qs_step_times *const times[2], double flops, double medians[2])
 {
 	double variance[2];
-	const double before = median(*without, &variance[1]);
-	*gain = before - median(*with, &variance[0]);
-	if (*gain * *gain > SURE * SURE * (variance[0] + variance[1]))
-		return *gain > 0 ? QS_WORTH_KEEP : QS_WORTH_LOST;
+	for (int side = 0; side < 2; side++) {
+		float ms[QS_WORTH_STEPS];
+		for (int i = 0; i < times[side]->count; i++)
+			ms[i] = times[side]->ms[i] *
+			        (flops > 0 ? (float)(flops / times[side]->flops[i]) : 1);
+		medians[side] = median(ms, times[side]->count, &variance[side]);
+	}
+	return variance[0] + variance[1];
+}
+
+/* A gain that is neither sure nor worth a setting of its own is none. Where steps are long because
+ * much is multiplied in them, batches of any length, times by what is multiplied differ less. */
+enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
+                               const struct qs_step_times *without, double min_gain, bool last,
+                               struct qs_step_medians *medians)
+{
+	const struct qs_step_times *const times[2] = {with, without};
+	const double flops = mean_flops(times);
+	double plain[2], scaled[2];
+	double variance = look_at(times, 0, plain);
+	const double by_flops = flops > 0 ? look_at(times, flops, scaled) : variance;
+	const double *found = plain;
+	if (by_flops < STEADIER * variance) {
+		variance = by_flops;
+		found = scaled;
+	}
+	*medians = (struct qs_step_medians){found[0], found[1]};
+	const double gain = found[1] - found[0];
+	if (gain * gain > SURE * SURE * variance)
+		return gain > 0 ? QS_WORTH_KEEP : QS_WORTH_LOST;
 	if (!last)
 		return QS_WORTH_OPEN;
-	return *gain > 0 && *gain >= min_gain * before ? QS_WORTH_KEEP : QS_WORTH_LOST;
+	return gain > 0 && gain >= min_gain * found[1] ? QS_WORTH_KEEP : QS_WORTH_LOST;
 }
 
 /* ---- turns --------------------------------------------------------------------------------------
@@ -99,15 +138,66 @@ static int at, rounds;
 static uint64_t context;
 static struct qs_stream stream;
 static CUevent event[STEPS + 1];
+static double begun[STEPS + 1];       /* flops before the step that begins with the event */
 static struct qs_step_times times[2]; /* [1]: without */
 static struct qs_steps steps;         /* of this try              */
 static struct qs_context *here;       /* of `context`             */
 static char text[128];                /* what the last verdict was made of */
 
-void qs_worth_want(void)
+/* ---- kinds --------------------------------------------------------------------------------------
+ */
+
+static struct kind {
+	_Atomic uint64_t hash; /* 0 = free */
+	_Atomic bool lost;     /* steps are not faster with it */
+} kinds[KINDS];
+
+/* In any process, and whatever the layers and their weights are called. */
+static uint64_t kind_of(const struct qs_key *key, enum qs_action action)
 {
-	atomic_store(&wanted, true);
-	qs_live_want_steps();
+	char name[QS_TUNED_KEY];
+	int64_t tokens = 1;
+	while (tokens < qs_linear_of(key).tokens && tokens < INT64_MAX / 4)
+		tokens *= 4;
+	struct qs_key kind = qs_key_of_tokens(key, tokens);
+	kind.layer = kind.weight = 0;
+	const size_t length = qs_key_text(&kind, name, sizeof name);
+	return XXH3_64bits_withSeed(name, length, action) | 1;
+}
+
+/* NULL if there is no room. */
+static struct kind *kind_at(uint64_t hash, bool *is_new)
+{
+	*is_new = false;
+	for (uint64_t i = 0; i < KINDS; i++) {
+		struct kind *kind = &kinds[(hash / 2 + i) % KINDS];
+		uint64_t there = 0;
+		if (atomic_compare_exchange_strong(&kind->hash, &there, hash))
+			*is_new = true;
+		else if (there != hash)
+			continue;
+		return kind;
+	}
+	return NULL;
+}
+
+static bool is_lost(uint64_t hash)
+{
+	bool is_new;
+	const struct kind *kind = kind_at(hash, &is_new);
+	return kind && atomic_load(&kind->lost);
+}
+
+bool qs_worth_want(struct qs_instance *instance, const struct qs_key *key)
+{
+	bool is_new;
+	instance->kind = kind_of(key, instance->engine->action);
+	const struct kind *kind = kind_at(instance->kind, &is_new);
+	if (!kind || is_new) {
+		atomic_store(&wanted, true);
+		qs_live_want_steps();
+	}
+	return kind && atomic_load(&kind->lost);
 }
 
 void qs_worth_begin_anew(void)
@@ -115,20 +205,12 @@ void qs_worth_begin_anew(void)
 	atomic_store(&changed, true);
 }
 
-/* In any process, and whatever the weights of the layers are called. */
-static uint64_t mark_of(const struct qs_instance *instance, const struct qs_key *key)
-{
-	char name[QS_TUNED_KEY];
-	const size_t length = qs_bucket_text(key, name, sizeof name);
-	return XXH3_64bits_withSeed(name, length, instance->engine->action);
-}
-
-bool qs_worth_hold(struct qs_instance *instance, const struct qs_key *key)
+bool qs_worth_hold(struct qs_instance *instance)
 {
 	const int turn = atomic_load(&qs_worth_turn);
 	atomic_store_explicit(&instance->held, atomic_load(&number), memory_order_relaxed);
 	if (turn == QS_TURN_MARK)
-		atomic_fetch_add(&marks, mark_of(instance, key));
+		atomic_fetch_add(&marks, instance->kind);
 	if (atomic_fetch_add_explicit(&held, 1, memory_order_relaxed) >= HELD)
 		atomic_store(&qs_worth_turn, QS_TURN_WITH);
 	return turn == QS_TURN_WITHOUT;
@@ -223,6 +305,7 @@ static void record(void)
 		try_again();
 		return;
 	}
+	begun[at] = qs_live_flops();
 	atomic_store(&held, 0);
 	atomic_store(&qs_worth_turn, at < STEPS && is_without(at) ? QS_TURN_WITHOUT : QS_TURN_WITH);
 	if (at++ == STEPS) {
@@ -235,11 +318,26 @@ static bool read_times(void)
 {
 	for (int i = 0; i < STEPS; i++) {
 		struct qs_step_times *to = &times[is_without(i)];
-		if (i % TURN && qs_driver_get()->cuEventElapsedTime(&to->ms[to->count++], event[i],
-		                                                    event[i + 1]))
+		if (i % TURN == 0)
+			continue;
+		to->flops[to->count] = (float)(begun[i + 1] - begun[i]);
+		if (qs_driver_get()->cuEventElapsedTime(&to->ms[to->count++], event[i],
+		                                        event[i + 1]))
 			return false;
 	}
 	return true;
+}
+
+static void lose_kinds(struct qs_plan *plan, bool in_use)
+{
+	bool is_new;
+	struct kind *kind;
+	(void)in_use;
+	struct qs_instance *instance = atomic_load(&plan->first);
+	for (; instance; instance = instance->next)
+		if (atomic_load(&instance->held) == atomic_load(&number) &&
+		    (kind = kind_at(instance->kind, &is_new)))
+			atomic_store(&kind->lost, true);
 }
 
 /* Said here, as the product may not come again. One that is demoted passes anyway. */
@@ -248,7 +346,8 @@ static void give_up(struct qs_plan *plan, bool in_use)
 	bool lost = false;
 	struct qs_instance *instance = atomic_load(&plan->first);
 	for (; instance; instance = instance->next) {
-		if (atomic_load(&instance->held) == atomic_load(&number) &&
+		const bool tried = atomic_load(&instance->held) == atomic_load(&number);
+		if (instance->may_be_held && (tried || is_lost(instance->kind)) &&
 		    !qs_plan_demoted(plan, instance))
 			lost |= !atomic_exchange(&instance->given_up, true);
 	}
@@ -267,8 +366,10 @@ static void conclude(const struct qs_steps *found, const char *how)
 		snprintf(text, sizeof text, "pinned in the tuned file");
 	qs_message(QS_LOG_INFO, "%s%s: %s", text, how,
 	           found->kept ? "kept" : "not replaced any more");
-	if (!found->kept)
+	if (!found->kept) {
+		qs_plans_each(lose_kinds);
 		qs_plans_each(give_up);
+	}
 	end_try();
 }
 
@@ -293,14 +394,14 @@ static void look_up(const struct qs_gemm *g)
 
 static void judge(const struct qs_gemm *g)
 {
-	double gain, ignored;
+	struct qs_step_medians medians;
 	const enum qs_worth worth = qs_worth_verdict(
-	        &times[0], &times[1], qs_process()->options->min_gain, rounds == ROUNDS, &gain);
+	        &times[0], &times[1], qs_process()->options->min_gain, rounds == ROUNDS, &medians);
 	if (worth == QS_WORTH_OPEN)
 		return;
 	char how[32];
-	steps.without_ms = median(times[1], &ignored);
-	steps.with_ms = steps.without_ms - gain;
+	steps.with_ms = medians.with;
+	steps.without_ms = medians.without;
 	steps.kept = worth == QS_WORTH_KEEP;
 	snprintf(how, sizeof how, " (medians of %d each)", times[0].count);
 	qs_known_add_steps(&steps, g->library, here);
@@ -370,5 +471,6 @@ void qs_worth_forked(void)
 	memset(event, 0, sizeof event);
 	atomic_store(&wanted, false);
 	atomic_store(&number, 0);
+	memset(kinds, 0, sizeof kinds);
 	atomic_store(&qs_worth_turn, QS_TURN_WITH);
 }

@@ -15,10 +15,16 @@ struct qs_instance;
 
 #define QS_WORTH_STEPS 96 /* of each kind, at most, that a verdict is made of */
 
-/* How long steps took, ms. */
+/* How long steps took, and what was multiplied in each. */
 struct qs_step_times {
 	int count;
 	float ms[QS_WORTH_STEPS];
+	float flops[QS_WORTH_STEPS];
+};
+
+/* Medians, ms a step. */
+struct qs_step_medians {
+	double with, without;
 };
 
 enum qs_worth {
@@ -27,9 +33,11 @@ enum qs_worth {
 	QS_WORTH_LOST,
 };
 
-/* Auto has found something that serves a product: whole steps are to be compared, with it and
- * without, once they are known. */
-void qs_worth_want(void);
+/* Auto has found something that serves a product, instance->engine: whole steps are to be compared,
+ * with it and without, once they are known; unless it is nothing new. Fills instance->kind:
+ * products of one kind differ in nothing but their tokens, by less than four times, and what is
+ * found for one holds for all. True if steps with this kind were not faster: it is to pass. */
+bool qs_worth_want(struct qs_instance *instance, const struct qs_key *key);
 /* The policy has changed what is replaced: steps before and after are none to compare. */
 void qs_worth_begin_anew(void);
 /* A step of the program begins with this product (qs_live_call()). */
@@ -43,13 +51,13 @@ enum qs_turn {
 };
 extern _Atomic int qs_worth_turn __attribute__((visibility("hidden")));
 /* In the last two: shows such a call. True if it is to pass. */
-bool qs_worth_hold(struct qs_instance *instance, const struct qs_key *key);
+bool qs_worth_hold(struct qs_instance *instance);
 
 /* What `with` and `without` say, of as many steps each; `last`: in doubt no longer. `min_gain` is a
- * fraction. *gain: ms of a step. */
+ * fraction. */
 enum qs_worth qs_worth_verdict(const struct qs_step_times *with,
                                const struct qs_step_times *without, double min_gain, bool last,
-                               double *gain);
+                               struct qs_step_medians *medians);
 /* In a forked child: forget the parent's. */
 void qs_worth_forked(void);
 

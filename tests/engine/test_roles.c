@@ -149,9 +149,9 @@ static int many_weights(int argc, char **argv)
 	must(cudaMalloc((void **)&memory, QS_ORDINALS_MAX * 16 + 4096), "memory");
 	for (int i = 0; i < QS_ORDINALS_MAX + 4096; i++) {
 		random = random * 6364136223846793005 + 1442695040888963407;
-		const int tokens = i < QS_ORDINALS_MAX ? 1 + (int)(random >> 60) : 3;
+		const int out = i < QS_ORDINALS_MAX ? 8 + (int)(random >> 60) * 8 : 16;
 		const int weight = i < QS_ORDINALS_MAX ? i : 0;
-		must(gemm(blas, T_, N_, 16, tokens, 16, memory + 16 * weight, x, y), "product");
+		must(gemm(blas, T_, N_, out, 3, 16, memory + 16 * weight, x, y), "product");
 	}
 	return 0;
 }
@@ -447,8 +447,10 @@ START_TEST(weights_count_from_the_end_once_steps_are_known)
 	check_weights(1u << 0 | 1u << (GPT2 - 2) | 1u << (GPT2 - 1));
 	ck_assert_int_eq(calls_of_weight(0, QS_ROLE_FWD), atoi(MANY_STEPS) - 1);
 	ck_assert_int_gt(calls_of_weight(GPT2 - 1, QS_ROLE_FWD), 10);
-	ck_assert_int_eq(calls_of_weight(GPT2 - 1, QS_ROLE_FWD),
-	                 calls_of_weight(GPT2 - 2, QS_ROLE_DGRAD));
+	/* they become known anywhere in a step */
+	ck_assert_int_le(abs(calls_of_weight(GPT2 - 1, QS_ROLE_FWD) -
+	                     calls_of_weight(GPT2 - 2, QS_ROLE_DGRAD)),
+	                 1);
 }
 END_TEST
 

@@ -257,6 +257,42 @@ START_TEST(a_pinned_row_is_not_compared)
 }
 END_TEST
 
+/* Batches of any length: their products differ, and new ones come all the time, but the steps are
+ * known and so is what they are made of. Here 64 lengths of three buckets, each of which is
+ * measured; the first turn is made after all of them. */
+#define ANY_BEFORE VARYING, "40", KNOB, "idle_kernels=1", VARYING, "980"
+
+START_TEST(steps_of_any_length_are_compared)
+{
+	run_scene(&outcome, SHIMMED, worth(UNCHECKED "default.action=auto"), "loop", ANY_BEFORE,
+	          SLOWER, VARYING, "100", VARYING, "600", VARYING, "601", NULL);
+	ck_unharmed();
+	ck_assert_int_gt(count("part4", "first"), 16);
+	ck_part(5, 600, 0);
+	ck_part(6, 601, 0);
+	int said = 0, decided = 0;
+	for (int i = 0; i < outcome.decisions; i++) {
+		const struct decision *decision = &outcome.decision[i];
+		const bool lost = !strcmp(decision->reason, "steps");
+		const bool other = !strcmp(decision->detail, "found with other tokens");
+		said += lost && !other;
+		decided += lost && other;
+	}
+	ck_assert_int_eq(said, 64);
+	ck_assert_int_eq(decided, 64);
+}
+END_TEST
+
+START_TEST(what_makes_steps_of_any_length_faster_stays)
+{
+	run_scene(&outcome, SHIMMED, worth(UNCHECKED "default.action=auto"), "loop", ANY_BEFORE,
+	          VARYING, "100", VARYING, "600", NULL);
+	ck_unharmed();
+	ck_part(3, 16, 84);
+	ck_part(4, 0, 600);
+}
+END_TEST
+
 /* The program has gone on to something without steps, in a turn without what is replaced. */
 START_TEST(what_is_held_back_comes_back_where_no_step_begins)
 {
@@ -288,6 +324,8 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, what_was_found_holds_for_the_next_run, 0,
 	                    (int)(sizeof runs / sizeof *runs));
 	tcase_add_test(tcase, a_pinned_row_is_not_compared);
+	tcase_add_test(tcase, steps_of_any_length_are_compared);
+	tcase_add_test(tcase, what_makes_steps_of_any_length_faster_stays);
 	tcase_add_test(tcase, what_is_held_back_comes_back_where_no_step_begins);
 	suite_add_tcase(suite, tcase);
 	return engine_main(argc, argv, suite);

@@ -176,17 +176,28 @@ static void open_large(struct large *l)
 	must(cudaMalloc(&l->d, (size_t)SIDE * SIDE * 2), "D");
 }
 
-static void multiply_rows(struct large *l, int m)
+static void multiply_some(struct large *l, int m, int n)
 {
 	const float one = 1.0f, zero = 0.0f;
-	l->failed += cublasGemmEx(l->session.blas, T_, N_, m, SIDE, K, &one, l->a, CUDA_R_16BF, K,
+	l->failed += cublasGemmEx(l->session.blas, T_, N_, m, n, K, &one, l->a, CUDA_R_16BF, K,
 	                          l->b, CUDA_R_16BF, K, &zero, l->d, CUDA_R_16BF, SIDE,
 	                          CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != 0;
 }
 
 static void multiply(struct large *l)
 {
-	multiply_rows(l, SIDE);
+	multiply_some(l, SIDE, SIDE);
+}
+
+/* With any of 64 numbers of tokens, as batches of texts have. */
+static void multiply_varying(struct large *l, int count)
+{
+	static uint32_t state = 1;
+	for (int i = 0; i < count; i++) {
+		state = state * 1664525 + 1013904223;
+		multiply_some(l, SIDE, SIDE - 16 * (int)(state >> 26) - count % 2 * 8);
+		must(cudaDeviceSynchronize(), "synchronize");
+	}
 }
 
 /* This product and two others, never the same twice, as random numbers say. */
@@ -196,7 +207,7 @@ static void multiply_at_random(struct large *l, int count)
 	for (int i = 0; i < count; i++) {
 		state = state * 1664525 + 1013904223;
 		product = (product + 1 + (state >> 31)) % 3;
-		multiply_rows(l, SIDE >> product);
+		multiply_some(l, SIDE >> product, SIDE);
 		must(cudaDeviceSynchronize(), "synchronize");
 	}
 }
@@ -246,6 +257,8 @@ int scene_loop(int argc, char **argv)
 			capture(&l, atoi(what));
 		else if (!strcmp(how, RANDOM))
 			multiply_at_random(&l, atoi(what));
+		else if (!strcmp(how, VARYING))
+			multiply_varying(&l, atoi(what));
 		else if (!strcmp(how, STREAM))
 			use_another_stream(&l);
 		else if (!strcmp(how, KNOB))

@@ -65,8 +65,11 @@ int scene_doubtful(int argc, char **argv);
 #define WAITING  "w" /* so many calls, each waited for */
 #define CAPTURED "c" /* so many calls, captured                                            */
 #define RANDOM   "x" /* so many calls of this product and two others, waited for, in no order */
-#define STREAM   "s" /* another stream from now on                                           */
-#define KNOB     "k" /* knob=value of the emulation                                        */
+#define VARYING                                                                                    \
+	"v"        /* so many calls with any number of tokens, waited for; other numbers where     \
+	           that is odd                                                          */
+#define STREAM "s" /* another stream from now on                                           */
+#define KNOB   "k" /* knob=value of the emulation                                        */
 
 /* Scene `loop HOW WHAT ...`: one product again and again, like this and then like that, and the
  * work of each part, "partNUMBER". It is large enough for the size model to want fp8; nobody looks

@@ -41,6 +41,7 @@ PROGRAMS = {
     "decide_file": PARENT,
     "decide_roles": PARENT,
     "decide_live": PARENT,
+    "decide_lengths": PARENT,
     "gpt_ab": PARENT,
 }
 

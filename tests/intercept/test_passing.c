@@ -231,7 +231,8 @@ START_TEST(a_kept_weight_that_a_call_that_was_left_wrote_is_made_anew)
 END_TEST
 
 /* Were the time of a left call to end with the next product, which takes none, the mean of four
- * without the longest would fall by a third. */
+ * without the longest would fall by a third. A step is one product, half of which take a
+ * millisecond: the two differ in their tokens only. */
 START_TEST(a_call_that_was_left_is_not_timed)
 {
 	char actions[2 * 800 + 1] = "";
@@ -247,7 +248,7 @@ START_TEST(a_call_that_was_left_is_not_timed)
 	const char *told = strstr(shimmed.err, " products, ");
 	ck_assert_msg(told && sscanf(told, " products, %lf ms each, %lf %%", &ms, &percent) == 2,
 	              "status %d: %.1000s", shimmed.status, shimmed.err);
-	ck_assert_msg(ms * percent / 100 > 0.9 && ms * percent / 100 < 1.1, "%f ms, %f %%", ms,
+	ck_assert_msg(ms * percent / 100 > 0.45 && ms * percent / 100 < 0.55, "%f ms, %f %%", ms,
 	              percent);
 }
 END_TEST

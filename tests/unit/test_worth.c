@@ -18,11 +18,12 @@ static struct qs_step_times times_of(int count, double median, double spread)
 static enum qs_worth verdict(int count, double with, double without, double spread, double min_gain,
                              bool last)
 {
-	double gain;
+	struct qs_step_medians medians;
 	const struct qs_step_times a = times_of(count, with, spread);
 	const struct qs_step_times b = times_of(count, without, spread);
-	const enum qs_worth worth = qs_worth_verdict(&a, &b, min_gain, last, &gain);
-	ck_assert_double_eq_tol(gain, without - with, 1e-3);
+	const enum qs_worth worth = qs_worth_verdict(&a, &b, min_gain, last, &medians);
+	ck_assert_double_eq_tol(medians.with, with, 1e-3);
+	ck_assert_double_eq_tol(medians.without, without, 1e-3);
 	return worth;
 }
 
@@ -59,11 +60,47 @@ END_TEST
 /* As of a step in which the program wrote a file. */
 START_TEST(single_long_steps_do_not_count)
 {
-	double gain;
+	struct qs_step_medians medians;
 	struct qs_step_times with = times_of(12, 90, 1), without = times_of(12, 100, 1);
 	with.ms[3] = with.ms[7] = 1e6f;
-	ck_assert_int_eq(qs_worth_verdict(&with, &without, 0.03, false, &gain), QS_WORTH_KEEP);
-	ck_assert_double_gt(gain, 9);
+	ck_assert_int_eq(qs_worth_verdict(&with, &without, 0.03, false, &medians), QS_WORTH_KEEP);
+	ck_assert_double_gt(medians.without - medians.with, 9);
+}
+END_TEST
+
+/* Of batches of any length: what is multiplied in them differs ten times. */
+static struct qs_step_times varied(int count, double ms, double ms_per_flop, int first)
+{
+	struct qs_step_times times = {.count = count};
+	for (int i = 0; i < count; i++) {
+		times.flops[i] = (float)(1 + (first + i * 5) % 10);
+		times.ms[i] = (float)(ms + ms_per_flop * times.flops[i]);
+	}
+	return times;
+}
+
+START_TEST(steps_of_any_length_are_compared_by_what_is_multiplied)
+{
+	struct qs_step_medians medians;
+	const struct qs_step_times with = varied(12, 0.01, 9, 0), without = varied(12, 0.01, 10, 3);
+	ck_assert_int_eq(qs_worth_verdict(&with, &without, 0.03, false, &medians), QS_WORTH_KEEP);
+	ck_assert_double_eq_tol(medians.with / medians.without, 0.9, 0.005);
+	/* one of them is unknown: by their times alone, in doubt */
+	struct qs_step_times unknown = without;
+	unknown.flops[4] = 0;
+	ck_assert_int_eq(qs_worth_verdict(&with, &unknown, 0.03, false, &medians), QS_WORTH_OPEN);
+}
+END_TEST
+
+/* The program waits for the CPU. */
+START_TEST(steps_that_take_the_same_whatever_is_multiplied_are_compared_by_time)
+{
+	struct qs_step_medians medians;
+	const struct qs_step_times with = varied(12, 110, 0.01, 0),
+	                           without = varied(12, 100, 0.01, 3);
+	ck_assert_int_eq(qs_worth_verdict(&with, &without, 0.03, false, &medians), QS_WORTH_LOST);
+	ck_assert_double_eq_tol(medians.with, 110, 0.2);
+	ck_assert_double_eq_tol(medians.without, 100, 0.2);
 }
 END_TEST
 
@@ -74,6 +111,8 @@ int main(void)
 	tcase_add_loop_test(tcase, a_gain_must_be_sure_or_large, 0,
 	                    (int)(sizeof verdicts / sizeof *verdicts));
 	tcase_add_test(tcase, single_long_steps_do_not_count);
+	tcase_add_test(tcase, steps_of_any_length_are_compared_by_what_is_multiplied);
+	tcase_add_test(tcase, steps_that_take_the_same_whatever_is_multiplied_are_compared_by_time);
 	suite_add_tcase(suite, tcase);
 	return qs_suite_main(suite);
 }
