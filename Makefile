@@ -213,6 +213,7 @@ gpu: all $(GPU_TESTS) $(GPU_BENCH) $(SOFTCUDA) $(APPS) ## build the GPU tests an
 
 # A sanitised library wants its runtime first among those loaded, also where it is preloaded.
 TEST_ENV = QS_TEST_BUILD='$(abspath $(B))' \
+           QS_TEST_FIRST=test_kept \
            QS_TEST_PRELOAD_FIRST='$(if $(ASAN),$(realpath $(shell $(CC) -print-file-name=libasan.so)))'
 
 # The second make sees what scripts/setup has just installed.
@@ -220,8 +221,9 @@ check: ## build everything and run the CPU tests; installs what is missing
 	@scripts/setup
 	@$(MAKE) --no-print-directory check-built
 
+# A sanitiser has nothing to see in Python.
 check-built: tests
-	@$(TEST_ENV) tests/run tests/support/test_run $(CPU_TESTS)
+	@$(TEST_ENV) tests/run tests/support/test_run $(if $(ASAN),$(filter-out %.py,$(CPU_TESTS)),$(CPU_TESTS))
 
 asan: ## the CPU tests again, with AddressSanitizer and UBSan, in build/asan
 	@$(MAKE) --no-print-directory B=$(B)/asan KERNELS=$(KERNELS) ASAN=1 check-built

@@ -346,6 +346,20 @@ static double epilogue(int which, double x)
 	return x;
 }
 
+/* In eight sums, none of which waits for another: most of what tests take. */
+static double dot(const double *a, const double *b, int length)
+{
+	double sums[8] = {0};
+	int i = 0;
+	for (; i + 8 <= length; i += 8)
+		for (int j = 0; j < 8; j++)
+			sums[j] += a[i + j] * b[i + j];
+	for (; i < length; i++)
+		sums[0] += a[i] * b[i];
+	return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+	       ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 /* Column j of the reference, from op(A) row-major in `rows`. */
 static void reference_column(const struct made *made, const double *rows, int j, double *out)
 {
@@ -354,9 +368,7 @@ static void reference_column(const struct made *made, const double *rows, int j,
 	for (int l = 0; l < p->k; l++)
 		column[l] = made->b[at_b(made, l, j)];
 	for (int i = 0; i < p->m; i++) {
-		double sum = 0.0;
-		for (int l = 0; l < p->k; l++)
-			sum += rows[extent(i, p->k) + (size_t)l] * column[l];
+		double sum = dot(rows + extent(i, p->k), column, p->k);
 		sum *= 1.0f + p->alpha_minus_1;
 		if (p->beta != 0.0f)
 			sum += (double)p->beta * made->c[(size_t)i + extent(j, made->ldd)];

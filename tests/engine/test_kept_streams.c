@@ -353,7 +353,7 @@ int main(int argc, char **argv)
 {
 	Suite *suite = suite_create("kept weights, streams apart");
 	TCase *tcase = tcase_create("streams");
-	tcase_set_timeout(tcase, 20);
+	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, a_graph_that_does_not_use_a_weight_says_nothing_about_it, 0, 2);
 	tcase_add_loop_test(tcase, a_copy_that_is_switched_off_stays_off, 0, 2);
 	tcase_add_test(tcase, memory_that_a_graph_holds_is_not_waited_for);

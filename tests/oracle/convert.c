@@ -16,14 +16,6 @@ static uint32_t bits_of(float value)
 	return bits;
 }
 
-float qs_oracle_bf16_to_float(uint16_t bits)
-{
-	const uint32_t wide = (uint32_t)bits << 16;
-	float value;
-	memcpy(&value, &wide, sizeof value);
-	return value;
-}
-
 uint16_t qs_oracle_float_to_bf16(float value)
 {
 	const uint32_t bits = bits_of(value);

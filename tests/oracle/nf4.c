@@ -419,19 +419,31 @@ static bool part_is_same(const struct qs_product_args *args, bool fp8, const str
 	return true;
 }
 
-static void add_part(const struct qs_product_args *args, const struct how *how,
-                     const struct part *part, bool from_source, double *sums)
+/* X as [column][token]: products are most of what tests take. */
+static double *x_by_columns(const struct qs_product_args *args)
 {
 	const uint16_t *x = (const uint16_t *)(uintptr_t)args->x;
+	double *columns = malloc((size_t)(args->k * args->tokens) * sizeof *columns);
+	demand(columns != NULL, "product", "no memory");
+	for (uint32_t token = 0; token < args->tokens; token++)
+		for (int64_t column = 0; column < args->k; column++)
+			columns[column * args->tokens + token] =
+			        (double)qs_oracle_bf16_to_float(x[token * args->ldx + column]);
+	return columns;
+}
+
+/* `sums`: [row][token]. */
+static void add_part(const struct qs_product_args *args, const struct how *how,
+                     const struct part *part, bool from_source, const double *x, double *sums)
+{
 	for (int64_t row = part->row; row < part->row + part->rows; row++)
 		for (int64_t column = part->first; column < part->end; column++) {
 			const double w = from_source ? (double)qs_oracle_bf16_to_float(
 			                                       source_of(args, row, column))
 			                             : packed_value(args, how, row, column);
 			for (uint32_t token = part->token; token < part->tokens_end; token++)
-				sums[token * args->n + row] +=
-				        w * (double)qs_oracle_bf16_to_float(
-				                    x[token * args->ldx + column]);
+				sums[row * args->tokens + token] +=
+				        w * x[column * args->tokens + token];
 		}
 }
 
@@ -454,7 +466,7 @@ static void finish(const struct qs_product_args *args, const double *sums)
 			float *wide = (float *)(uintptr_t)args->d + at;
 			uint16_t *narrow = (uint16_t *)(uintptr_t)args->d + at;
 			const bool fp32 = args->flags & QS_PRODUCT_FP32;
-			double value = (double)args->alpha * sums[token * args->n + row];
+			double value = (double)args->alpha * sums[row * args->tokens + token];
 			if (args->beta != 0)
 				value += (double)args->beta *
 				         (double)(fp32 ? *wide : qs_oracle_bf16_to_float(*narrow));
@@ -507,6 +519,7 @@ static void product(const struct qs_product_args *args, const struct how *how, u
 	                   (args->packed == 0 || args->packed == weight->packed);
 	const bool sampling = !(args->flags & QS_PRODUCT_FROZEN), known = weight->valid;
 	double *sums = calloc((size_t)(args->tokens * args->n), sizeof *sums);
+	double *x = x_by_columns(args);
 	demand(sums != NULL, "product", "no memory");
 	for (unsigned block = 0; block < grid_x; block++) {
 		const struct part part = part_of(args, how->span, block);
@@ -514,10 +527,11 @@ static void product(const struct qs_product_args *args, const struct how *how, u
 		        valid && sampling && !part_is_same(args, how->fp8, &part, weight->turn);
 		if (changed)
 			drop_weight(weight);
-		add_part(args, how, &part, !valid || changed, sums);
+		add_part(args, how, &part, !valid || changed, x, sums);
 	}
 	weight->turn += sampling && (args->packed || known);
 	finish(args, sums);
+	free(x);
 	free(sums);
 }
 

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 struct qs_oracle_kernel {
 	const char *name; /* as in kernels/<file>.h */
@@ -38,7 +39,14 @@ struct qs_oracle_map {
 };
 
 /* Conversions, defined for all inputs. fp8 is e4m3 ("fn": no infinities, 0x7f and 0xff are NaN). */
-float qs_oracle_bf16_to_float(uint16_t bits);
+static inline float qs_oracle_bf16_to_float(uint16_t bits)
+{
+	const uint32_t wide = (uint32_t)bits << 16;
+	float value;
+	memcpy(&value, &wide, sizeof value);
+	return value;
+}
+
 uint16_t qs_oracle_float_to_bf16(float value); /* round to nearest even, NaN stays NaN */
 float qs_oracle_e4m3_to_float(uint8_t bits);
 uint8_t qs_oracle_float_to_e4m3(float value); /* nearest even, saturating; NaN and Inf -> 0x7f */
