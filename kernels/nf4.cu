@@ -8,11 +8,11 @@
  * operand of mma.sync and never return to memory; the 64 columns of a tile share a scale, with
  * which their sums are multiplied in fp32 before they are added up.
  *
- * A block has 16 warps, each of which multiplies one half of a tile, 32 rows, at a time. It loads
- * the codes of the next ones into registers some steps ahead. Warps whose tiles are of the same
- * columns share X, which they copy into shared memory, a barrier a step. Four more warps compare
- * the sampled rows of W. The blocks of a cluster share rows and split k. All partial sums are added
- * in one fixed order.
+ * A block has 16 warps, each of which multiplies one half of a tile, 32 rows, at a time. Four more
+ * warps compare the sampled rows of W. The blocks of a cluster share rows and split k. All partial
+ * sums are added in one fixed order. On Hopper two warps have the copy engine bring tiles and X
+ * into a ring of stages in shared memory, so that those that multiply do nothing else; elsewhere
+ * these load the codes of the next steps into registers, and copy X themselves, a barrier a step.
  */
 #include <stddef.h>
 
@@ -36,7 +36,7 @@ static_assert(sizeof(struct qs_weight) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_pack_args) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_expand_args) == 64, "layout is shared with the host");
 static_assert(sizeof(struct qs_product_args) == 128, "layout is shared with the host");
-static_assert(sizeof(struct qs_wide_args) == 256, "layout is shared with the host");
+static_assert(sizeof(struct qs_mapped_args) == 256, "layout is shared with the host");
 
 /* ---- numbers -------------------------------------------------------------------------------- */
 
@@ -896,8 +896,6 @@ static __device__ __forceinline__ void decode_nf4(uint32_t word, struct table ta
 		a[i] = look_up(table, word, i);
 }
 
-#define STAGES (HOPPER ? QS_HOPPER_STAGES : QS_STAGES) /* of X */
-
 /* The warps that sample are a block's last. */
 #define SAMPLE_WARPS 4
 #define SAMPLERS     (SAMPLE_WARPS * WARP)
@@ -984,13 +982,6 @@ static __device__ __forceinline__ struct job job_of(const struct qs_product_args
 	return job;
 }
 
-/* Of this warp. */
-static __device__ __forceinline__ uint32_t tiles_of(const struct job &job)
-{
-	const uint32_t tiles = job.end - min(job.end, job.first + job.turn);
-	return (tiles + job.turns - 1) >> log2_of(job.turns);
-}
-
 template <bool NF4>
 static constexpr uint32_t tile_bytes = NF4 ? QS_NF4_TILE_BYTES : QS_FP8_TILE_BYTES;
 
@@ -1012,18 +1003,29 @@ struct control {
 	uint64_t landed;  /* mbarrier: the sums from all blocks of the cluster have come     */
 };
 
-/* Shared memory of a block. Partial sums take the place of all but `control` in the end. */
+/* Shared memory of a block. Partial sums take the place of all but `control` and what follows in
+ * the end. */
 struct shared {
-	uint8_t table[QS_TABLE_BYTES]; /* see struct table; codes of parts in its gaps */
-	uint8_t samples[QS_SAMPLE_BYTES];
-	uint8_t scales[STAGES * QS_STAGE_SCALES]; /* of parts */
-	uint8_t x[HOPPER ? QS_HOPPER_X_BYTES + QS_LANDING_BYTES : QS_X_BYTES];
+	uint8_t table[QS_TABLE_BYTES]; /* see struct table; in its gaps codes, on Hopper samples */
+#if HOPPER
+	uint8_t ring[QS_RING_BYTES]; /* stages, see below; what the cluster gives this block */
 	struct control control;
+	uint64_t full[QS_RING_STAGES_MAX];  /* mbarriers: what belongs into a stage has come */
+	uint64_t empty[QS_RING_STAGES_MAX]; /* and has been multiplied                       */
+#else
+	uint8_t samples[QS_SAMPLE_BYTES];
+	uint8_t scales[QS_STAGES * QS_STAGE_SCALES]; /* of parts */
+	uint8_t x[QS_X_BYTES];
+	struct control control;
+#endif
 };
 
 static_assert(sizeof(struct shared) <= (HOPPER ? QS_HOPPER_SHARED : QS_SHARED_BYTES),
               "the host allocates so much");
 static_assert(offsetof(struct shared, control) >= QS_PARTIAL_BYTES, "sums need as much");
+#if HOPPER
+static_assert(offsetof(struct shared, ring) % 1024 == 0, "swizzled rows start there");
+#endif
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
@@ -1050,12 +1052,74 @@ template <int PENDING> static __device__ __forceinline__ void copies_wait(void)
 	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* ---- tiles ahead ---------------------------------------------------------------------------- */
+/* ---- parts of tiles ------------------------------------------------------------------------- */
 
 /* Half of a tile as a lane has it before it is decoded. */
 template <bool NF4> struct part {
 	uint4 codes[NF4 ? QUARTERS : 2 * QUARTERS]; /* fp8: of 32 columns each */
 };
+
+/* From a tile to a lane's codes. */
+static __device__ __forceinline__ uint32_t part_of_tile(const struct job &job)
+{
+	return (job.half * QUARTERS * WARP + threadIdx.x % WARP) * 16;
+}
+
+/* NF4: the scales of a lane's rows g and g + 8 of each quarter. `scales`: shared address of those
+ * of the part, 64 bytes. */
+static __device__ __forceinline__ void load_scales(uint32_t scales, uint32_t *absmax)
+{
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++)
+		asm volatile("ld.shared.u32 %0, [%1];"
+		             : "=r"(absmax[q])
+		             : "r"(scales + q * 32 + threadIdx.x % WARP / 4 * 4)
+		             : "memory");
+}
+
+/* Codes that nobody needs again. */
+static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
+{
+	uint4 value;
+	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+	             : "l"(from));
+	return value;
+}
+
+static __device__ __forceinline__ uint4 load_shared(uint32_t from)
+{
+	uint4 value;
+	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+	             : "r"(from)
+	             : "memory");
+	return value;
+}
+
+#if HOPPER
+
+/* A lane's codes of a tile in shared memory. */
+template <bool NF4>
+static __device__ __forceinline__ void take_part(uint32_t from, struct part<NF4> *part)
+{
+#pragma unroll
+	for (int q = 0; q < QUARTERS; q++) {
+		part->codes[q] = load_shared(from + q * WARP * 16);
+		if constexpr (!NF4)
+			part->codes[QUARTERS + q] =
+			        load_shared(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
+	}
+}
+
+#else
+
+/* Tiles of this warp. */
+static __device__ __forceinline__ uint32_t tiles_of(const struct job &job)
+{
+	const uint32_t tiles = job.end - min(job.end, job.first + job.turn);
+	return (tiles + job.turns - 1) >> log2_of(job.turns);
+}
 
 /* Where a lane finds its first part. */
 template <bool NF4>
@@ -1063,43 +1127,25 @@ static __device__ __forceinline__ const uint8_t *parts_of(const struct job &job,
 {
 	/* beyond the last strip this one is multiplied, for nothing */
 	const uint32_t strip = min(job.strip + job.row, job.strips - 1);
-	const uint32_t quarter = job.half * QUARTERS, lane = threadIdx.x % WARP;
-	return tile_at<NF4>(packed, job, strip, job.first + job.turn) +
-	       (quarter * WARP + lane) * 16;
+	return tile_at<NF4>(packed, job, strip, job.first + job.turn) + part_of_tile(job);
 }
 
-/* Nobody needs them again. Before the work ahead has ended, EARLY, nothing has been done yet for
- * what other multiprocessors wrote to be seen through the L1 cache. */
-template <bool EARLY> static __device__ __forceinline__ uint4 load_codes(const uint8_t *from)
-{
-	uint4 value;
-	if (EARLY)
-		asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-		             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-		             : "l"(from));
-	else
-		asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-		             : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-		             : "l"(from));
-	return value;
-}
-
-template <bool NF4, bool EARLY>
+template <bool NF4>
 static __device__ __forceinline__ void load_part(const uint8_t *from, struct part<NF4> *part)
 {
 #pragma unroll
 	for (int q = 0; q < QUARTERS; q++) {
-		part->codes[q] = load_codes<EARLY>(from + q * WARP * 16);
+		part->codes[q] = load_codes(from + q * WARP * 16);
 		if constexpr (!NF4)
 			part->codes[QUARTERS + q] =
-			        load_codes<EARLY>(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
+			        load_codes(from + q * WARP * 16 + QS_FP8_TILE_BYTES / 2);
 	}
 }
 
 /* Where the scales of a warp's part are: 64 bytes. `scales`: shared address of all. */
 static __device__ __forceinline__ uint32_t scales_at(uint32_t scales, uint32_t step)
 {
-	return scales + (step % STAGES * (QS_MULTIPLIERS / WARP) + threadIdx.x / WARP) * 64;
+	return scales + (step % QS_STAGES * (QS_MULTIPLIERS / WARP) + threadIdx.x / WARP) * 64;
 }
 
 /* NF4: those of a step's part to there: a copy that is on its way, by four lanes. */
@@ -1112,20 +1158,8 @@ static __device__ __forceinline__ void copy_scales(const uint8_t *part, const st
 		copy_16(scales_at(to, step) + lane * 16, part + at + lane * 16);
 }
 
-/* Those of a lane's rows g and g + 8 of each quarter. */
-static __device__ __forceinline__ void load_scales(uint32_t scales, uint32_t step, uint32_t *absmax)
-{
-#pragma unroll
-	for (int q = 0; q < QUARTERS; q++)
-		asm volatile("ld.shared.u32 %0, [%1];"
-		             : "=r"(absmax[q])
-		             : "r"(scales_at(scales, step) + q * 32 + threadIdx.x % WARP / 4 * 4)
-		             : "memory");
-}
-
 /* Where registers are short, NF4 codes wait in the gaps of the table instead: two parts of each
- * lane.
- */
+ * lane. */
 #define RING 2
 
 static __device__ __forceinline__ uint32_t ring_at(uint32_t table, uint32_t step, uint32_t quarter)
@@ -1149,14 +1183,11 @@ static __device__ __forceinline__ void take_codes(uint32_t table, uint32_t step,
                                                   struct part<NF4> *part)
 {
 #pragma unroll
-	for (int q = 0; q < QUARTERS; q++) {
-		uint4 *to = &part->codes[q];
-		asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-		             : "=r"(to->x), "=r"(to->y), "=r"(to->z), "=r"(to->w)
-		             : "r"(ring_at(table, step, q))
-		             : "memory");
-	}
+	for (int q = 0; q < QUARTERS; q++)
+		part->codes[q] = load_shared(ring_at(table, step, q));
 }
+
+#endif
 
 /* The A operand of 16 columns of a quarter. */
 template <bool NF4>
@@ -1174,8 +1205,10 @@ static __device__ __forceinline__ void decode(const struct part<NF4> &part, stru
 /* ---- X -------------------------------------------------------------------------------------- */
 
 /* X of a tile's columns: rows of 128 bytes, one a token, their chunks of 16 bytes swizzled by the
- * lowest three bits of the token. Stages make a ring; each holds the X of all turns of a step. */
+ * lowest three bits of the token. Stages make a ring, and hold the X of all turns of a step. */
 template <int TOKENS> static constexpr uint32_t x_bytes = TOKENS *QS_WEIGHT_TILE * 2;
+
+#if !HOPPER
 
 /* A thread's share of what the warps of a turn copy together: 16 bytes of some tokens. */
 struct x_share {
@@ -1190,7 +1223,7 @@ struct x_share {
 template <int TOKENS>
 static __device__ __forceinline__ uint32_t stage_of(uint32_t step, const struct job &job)
 {
-	return step % STAGES * x_bytes<TOKENS> << log2_of(job.turns);
+	return step % QS_STAGES * x_bytes<TOKENS> << log2_of(job.turns);
 }
 
 static __device__ __forceinline__ struct x_share x_share_of(const struct qs_product_args &args,
@@ -1232,6 +1265,8 @@ static __device__ __forceinline__ void copy_x(struct x_share *share, const struc
 	share->source += job.turns * QS_WEIGHT_TILE;
 }
 
+#endif
+
 /* The B operands of 16 columns. `place`: the lane's address from x_lane in the X of a tile. */
 template <int TOKENS>
 static __device__ __forceinline__ void load_x(uint32_t place, int step, uint32_t (*b)[2])
@@ -1253,11 +1288,11 @@ static __device__ __forceinline__ void load_x(uint32_t place, int step, uint32_t
 }
 
 /* Of the row of 16 bytes that a lane names to ldmatrix: columns 0..7, 8..15 of tokens 0..7, and
- * then of tokens 8..15. */
-static __device__ __forceinline__ uint32_t x_lane(void)
+ * then of tokens 8..15. `first`: number of the row of token 0, counted where the swizzle starts. */
+static __device__ __forceinline__ uint32_t x_lane(uint32_t first = 0)
 {
-	const uint32_t lane = threadIdx.x % WARP;
-	return lane / 16 * 1024 + lane % 8 * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+	const uint32_t lane = threadIdx.x % WARP, row = first + lane / 16 * 8 + lane % 8;
+	return row * 128 + (lane / 8 % 2 ^ row % 8) * 16;
 }
 
 /* All of `threads` threads that name barrier ID are here. */
@@ -1266,6 +1301,8 @@ template <uint32_t ID> static __device__ __forceinline__ void meet(uint32_t thre
 	static_assert(ID > 0 && ID < 16, "barrier 0 is the block's");
 	asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
 }
+
+#if !HOPPER
 
 /* The warps of a turn, which is one of COUNT, are here. Each barrier's number is in an instruction:
  * where it is in a register, tools that look for races lose sight of the other barriers. */
@@ -1279,6 +1316,8 @@ static __device__ __forceinline__ void meet_turn(uint32_t turn, uint32_t threads
 	else
 		meet_turn<FIRST + COUNT / 2, COUNT / 2>(turn, threads);
 }
+
+#endif
 
 /* ---- sampling ------------------------------------------------------------------------------- */
 
@@ -1489,16 +1528,19 @@ static __device__ __forceinline__ struct sampled sampled_of(const struct qs_prod
 	return sampled;
 }
 
-/* Place of a row in a slot: W's 128 bytes, then 128 of the tile. */
-#define SAMPLE_PITCH 256
+/* Place of a row in a slot: W's 128 bytes, and 128 of the tile. On Hopper each fills a gap of the
+ * table. */
+#define SAMPLE_STEPS (HOPPER ? 8 : QS_SAMPLE_STEPS)
+#define SAMPLE_KEPT  (HOPPER ? 256 : 128) /* from the first to the second */
+#define SAMPLE_PITCH (2 * SAMPLE_KEPT)
 
-static_assert(QS_SAMPLE_BYTES == QS_SAMPLE_STEPS * SAMPLED * SAMPLE_PITCH,
-              "the host allocates so much");
+static_assert(SAMPLE_STEPS * SAMPLED * SAMPLE_PITCH <= (HOPPER ? QS_TABLE_BYTES : QS_SAMPLE_BYTES),
+              "there is room");
 
 static __device__ __forceinline__ uint8_t *sample_slot(uint8_t *samples, uint32_t i)
 {
 	const uint32_t place = sampler() / 8;
-	return samples + (i % QS_SAMPLE_STEPS * SAMPLED + place) * SAMPLE_PITCH;
+	return samples + (i % SAMPLE_STEPS * SAMPLED + place) * SAMPLE_PITCH;
 }
 
 /* The next tile of each lane into a slot, as one group of copies. */
@@ -1511,7 +1553,7 @@ static __device__ __forceinline__ void copy_sample(struct sampled *sampled, uint
 		else
 			store_16(to, load_unaligned(sampled->source));
 		if (sampled->kept) {
-			copy_16(to + 128, sampled->kept);
+			copy_16(to + SAMPLE_KEPT, sampled->kept);
 			sampled->kept += sampled->stride;
 		}
 		sampled->source += sampled->columns;
@@ -1523,7 +1565,7 @@ static __device__ __forceinline__ void copy_sample(struct sampled *sampled, uint
 /* The copies of W and the tiles go some ahead of what is compared. */
 static __device__ __forceinline__ void copy_first_samples(struct sampled *sampled, uint8_t *samples)
 {
-	for (uint32_t i = 0; i < QS_SAMPLE_STEPS - 1; i++)
+	for (uint32_t i = 0; i < SAMPLE_STEPS - 1; i++)
 		copy_sample(sampled, shared_address(sample_slot(samples, i)));
 }
 
@@ -1537,13 +1579,13 @@ static __device__ __forceinline__ bool samples_are_same(const struct control *co
 	bool same = true;
 	for (uint32_t i = 0; i < most; i++) {
 		const uint8_t *slot = sample_slot(samples, i);
-		copy_sample(&sampled,
-		            shared_address(sample_slot(samples, i + QS_SAMPLE_STEPS - 1)));
-		copies_wait<QS_SAMPLE_STEPS - 1>();
+		copy_sample(&sampled, shared_address(sample_slot(samples, i + SAMPLE_STEPS - 1)));
+		copies_wait<SAMPLE_STEPS - 1>();
 		__syncwarp();
 		const uint4 made = ((const uint4 *)slot)[threadIdx.x % 8];
-		const uint32_t absmax = ((const uint16_t *)(slot + 192))[absmax_place(row) % 8];
-		const struct kept kept = {slot + 128, 64, absmax, sampled.scale};
+		const uint32_t absmax =
+		        ((const uint16_t *)(slot + SAMPLE_KEPT + 64))[absmax_place(row) % 8];
+		const struct kept kept = {slot + SAMPLE_KEPT, 64, absmax, sampled.scale};
 		const bool equal = same_row<NF4>(control, kept, row, made);
 		same &= equal || i >= tiles;
 		__syncwarp();
@@ -1920,10 +1962,15 @@ static __device__ __forceinline__ uint32_t share_of(const struct results &result
 	return first < results.count ? min(results.share, results.count - first) : 0;
 }
 
-/* Where a block finds its share of the sums of all blocks: in the end of what is kept for X. */
+/* Where a block of a cluster finds its share of the sums of all blocks: behind the stages, which
+ * may be in use when they come. */
 static __device__ __forceinline__ float4 *landing(struct shared *shared, uint32_t strips)
 {
-	return (float4 *)(shared->x + sizeof shared->x - strips * QS_LANDING_BYTES);
+#if HOPPER
+	return (float4 *)(shared->ring + QS_RING_BYTES - strips * QS_LANDING_BYTES);
+#else
+	return NULL;
+#endif
 }
 
 /* Tells the mbarrier what the block will be given by all of the cluster, itself included. */
@@ -1983,23 +2030,95 @@ static __device__ __forceinline__ void add_blocks(const struct qs_product_args &
 	}
 }
 
+/* ---- rings of stages ------------------------------------------------------------------------ */
+
+#if HOPPER
+
+static __device__ __forceinline__ void begin_barrier(uint64_t *barrier, uint32_t arrivals)
+{
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+	             "r"(arrivals)
+	             : "memory");
+}
+
+static __device__ __forceinline__ void arrive(uint64_t *barrier)
+{
+	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+	             : "memory");
+}
+
+static __device__ __forceinline__ void wait_for(uint64_t *barrier, uint32_t parity)
+{
+	asm volatile("{\n.reg .pred done;\nagain:\n"
+	             "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+	             "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+	             "r"(parity)
+	             : "memory");
+}
+
+/* One arrival, and what the copy engine will have brought until then. */
+static __device__ __forceinline__ void expect(uint32_t barrier, uint32_t bytes)
+{
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+	             "r"(bytes)
+	             : "memory");
+}
+
+/* A box of X from a token and a tile's columns on, to a multiple of 1024: for each tile and token a
+ * row of 128 bytes, swizzled as above; zeros beyond the last token. `barrier` is told. */
+static __device__ __forceinline__ void copy_box(const struct qs_mapped_args &args, uint32_t token,
+                                                uint32_t tile, uint32_t to, uint32_t barrier)
+{
+	asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::"
+	             "bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+	             "l"((const void *)args.map), "r"(0), "r"(token), "r"(tile), "r"(barrier)
+	             : "memory");
+}
+
+/* Barriers: of the warps that feed; of all but those that sample, when these may begin to multiply;
+ * by which one that feeds tells those that sample that the tiles are known. */
+#define FED   1
+#define BEGUN 2
+#define KNOWN 3
+
+/* By a warp that feeds, with the work ahead done. `table` is first in shared memory. */
+static __device__ __forceinline__ void tell_tiles(const struct qs_product_args &args,
+                                                  const uint8_t *table, struct control *control)
+{
+	if (threadIdx.x % WARP == 0) {
+		know_tiles(args, control);
+		/* so it is, but nobody has promised it */
+		if ((shared_address(table) & 0xffff) != SHARED_START)
+			control->known = 0;
+	}
+	__syncwarp();
+	asm volatile("bar.arrive %0, %1;" ::"n"(KNOWN), "n"(SAMPLERS + WARP) : "memory");
+}
+
+/* A walk through a ring. */
+template <uint32_t COUNT> struct stage {
+	uint32_t at, parity;
+
+	__device__ __forceinline__ void next(void)
+	{
+		at++;
+		if (at == COUNT) {
+			at = 0;
+			parity ^= 1;
+		}
+	}
+};
+
+#endif
+
 /* ---- products ------------------------------------------------------------------------------- */
 
-/* Parts of tiles that a warp has on their way: what a multiprocessor needs at its share of the
- * bandwidth for as long as memory takes, and what there are registers for. */
-template <int TOKENS, bool NF4> static constexpr bool in_ring = NF4 &&TOKENS > 16;
-template <int TOKENS, bool NF4>
-static constexpr int parts_ahead = in_ring<TOKENS, NF4> ? RING
-                                   : NF4                ? (TOKENS <= 8 ? 4 : 3)
-                                   : TOKENS <= 8        ? 3
-                                   : TOKENS <= 16       ? 2
-                                                        : 1;
-
-/* A part's products. */
+/* A part's products. `x`: the lane's address from x_lane in X of the tile's columns. `scales`:
+ * shared address of those of the part. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void
 multiply_part(struct sums<TOKENS> *total, const struct part<NF4> &part, struct table table,
-              uint32_t x, uint32_t scales, uint32_t at)
+              uint32_t x, uint32_t scales)
 {
 	struct sums<TOKENS> sum = {
 	};
@@ -2019,12 +2138,357 @@ multiply_part(struct sums<TOKENS> *total, const struct part<NF4> &part, struct t
 	}
 	if constexpr (NF4) {
 		uint32_t absmax[QUARTERS];
-		load_scales(scales, at, absmax);
+		load_scales(scales, absmax);
 #pragma unroll
 		for (int q = 0; q < QUARTERS; q++)
 			promote(total, sum, q, absmax[q]);
 	}
 }
+
+/* A warp's sums to where they are added up. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void lay(const struct qs_product_args &args,
+                                           const struct sums<TOKENS> &total, struct shared *shared)
+{
+	const struct job job = job_of(args);
+	float *partial =
+	        (float *)shared + (job.row * job.turns + job.turn) * TOKENS * QS_PARTIAL_PITCH;
+	if (tiles_are_valid(&shared->control) && !shared->control.changed)
+		lay_packed<TOKENS, NF4>(args, total, job, partial);
+	else
+		lay_source(args, partial);
+}
+
+#if HOPPER
+
+/* Moves registers of a multiprocessor from the warps that sample to those that multiply. Both work
+ * as whole groups of four warps. */
+template <int TOKENS> static __device__ __forceinline__ void take_registers(void)
+{
+	if (TOKENS > 16)
+		asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
+}
+
+template <int TOKENS> static __device__ __forceinline__ void leave_registers(void)
+{
+	if (TOKENS > 16)
+		asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+}
+
+/* Stages of shared memory that two warps fill and the others multiply. A stage is what a step
+ * takes: a tile for each pair of warps, in their order, and X of their columns. The copy engine
+ * brings both, told by a thread of each warp; X without a map, of which no row need be aligned, is
+ * copied by the threads of its warp. (Stages of half a step were slower, and all warps must wait
+ * for each stage in turn: who has missed a turn of a barrier cannot tell the next one from it.) */
+template <int TOKENS, bool NF4>
+static constexpr uint32_t ring_stages = QS_RING_STAGES(TOKENS, tile_bytes<NF4>);
+
+static_assert(ring_stages<8, true> <= QS_RING_STAGES_MAX, "there are barriers for all");
+
+/* Of the tiles of a stage, and of its X, which starts at a multiple of 1024. */
+template <bool NF4> static constexpr uint32_t stage_tile_bytes = QS_STAGE_TILES(tile_bytes<NF4>);
+
+template <int TOKENS>
+static __device__ __forceinline__ uint32_t stage_x_bytes(const struct job &job)
+{
+	return x_bytes<TOKENS> << log2_of(job.turns);
+}
+
+/* The slots of samples in the gaps of a table. */
+static __device__ __forceinline__ uint8_t *samples_in(uint8_t *table)
+{
+	return table + 128;
+}
+
+#define FEEDERS (QS_HOPPER_THREADS - QS_MULTIPLIERS - SAMPLERS)
+
+/* Number of a thread among those that feed. */
+static __device__ __forceinline__ uint32_t feeder(void)
+{
+	return threadIdx.x - QS_MULTIPLIERS;
+}
+
+/* By a warp, before any other thread uses them. `arrivals`: at a full stage. */
+template <uint32_t COUNT>
+static __device__ __forceinline__ void begin_ring(struct shared *shared, uint32_t arrivals)
+{
+	static_assert(COUNT <= WARP, "a stage a lane");
+	if (threadIdx.x % WARP < COUNT) {
+		begin_barrier(&shared->full[threadIdx.x % WARP], arrivals);
+		begin_barrier(&shared->empty[threadIdx.x % WARP], QS_MULTIPLIERS / WARP);
+	}
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Tiles of a block, which are copied a stage at a time. */
+template <bool NF4> struct tile_walk {
+	const uint8_t *first;
+	int64_t apart;   /* from a strip to the next     */
+	uint32_t strips; /* of the block that exist      */
+	uint32_t bytes;  /* tiles of a stage in a strip  */
+	uint32_t all;    /* of the block in a strip      */
+
+	__device__ __forceinline__ tile_walk(const struct job &job, uint32_t strips_of_block,
+	                                     uint64_t packed)
+	{
+		first = tile_at<NF4>(packed, job, job.strip, job.first);
+		apart = (int64_t)job.chunks * tile_bytes<NF4>;
+		strips = min(strips_of_block, job.strips - job.strip);
+		bytes = job.turns * tile_bytes<NF4>;
+		all = (job.end - job.first) * tile_bytes<NF4>;
+	}
+
+	/* Those of stage `number`, by one thread, to the shared address `to`; the barrier `full`
+	 * is told. Strips that do not exist are multiplied too, for nothing: whatever is there
+	 * will do. */
+	__device__ __forceinline__ void copy(uint32_t number, uint32_t to, uint32_t full) const
+	{
+		const uint32_t at = min(number * bytes, all), count = min(bytes, all - at);
+		const uint8_t *tiles = first + at;
+		expect(full, strips * count);
+#pragma unroll 1
+		for (uint32_t i = 0; i < strips && count; i++) {
+			asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+			             "bytes [%0], [%1], %2, [%3];" ::"r"(to),
+			             "l"(tiles), "r"(count), "r"(full)
+			             : "memory");
+			to += bytes;
+			tiles += apart;
+		}
+	}
+};
+
+/* X of a block, a stage at a time. Of a stage, each turn has as many rows as the block has tokens,
+ * 128 bytes each, swizzled by the lowest three bits of the number of the row. */
+struct x_walk {
+	uint32_t token, first, end; /* tokens from, chunks from and to */
+	uint32_t turns, rows;       /* of a stage; of a turn           */
+	uint32_t tokens;            /* that are there                  */
+
+	__device__ __forceinline__ x_walk(const struct job &job, uint32_t rows_of_turn)
+	{
+		token = job.token;
+		first = job.first;
+		end = job.end;
+		turns = job.turns;
+		rows = rows_of_turn;
+		tokens = job.tokens;
+	}
+
+	/* That of stage `number`, by one thread through the map, to the shared address `to`. */
+	__device__ __forceinline__ void copy_mapped(const struct qs_mapped_args &args,
+	                                            uint32_t number, uint32_t to,
+	                                            uint32_t full) const
+	{
+		expect(full, turns * rows * 128);
+		copy_box(args, token, first + number * turns, to, full);
+	}
+
+	/* Without a map, by a warp, 16 bytes a lane at a time. `full` is told when they have come,
+	 * or at once if they were stored. */
+	__device__ __forceinline__ void copy_rows(const struct qs_product_args &args,
+	                                          uint32_t number, uint32_t to, uint32_t full) const
+	{
+		const uint32_t chunks = turns * (QS_WEIGHT_TILE / CHUNK), shift = log2_of(chunks);
+		const uint32_t chunk = first + number * turns;
+		const bool aligned = rows_aligned(args.x, args.ldx, CHUNK);
+#pragma unroll 1
+		for (uint32_t i = threadIdx.x % WARP; i < tokens << shift; i += WARP) {
+			const uint32_t at = i & (chunks - 1), row = at / 8 * rows + (i >> shift);
+			const uint32_t place = to + row * 128 + (at % 8 ^ row % 8) * 16;
+			const uint16_t *source = (const uint16_t *)args.x +
+			                         (int64_t)(token + (i >> shift)) * args.ldx +
+			                         (int64_t)chunk * QS_WEIGHT_TILE + at * CHUNK;
+			if (chunk + at / 8 >= end)
+				continue;
+			if (aligned)
+				copy_16(place, source);
+			else
+				store_16(place, load_unaligned(source));
+		}
+		if (aligned)
+			asm volatile(
+			        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full)
+			        : "memory");
+		else
+			asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(full)
+			             : "memory");
+	}
+};
+
+/* The place of a block's ring, and how many stages it walks through. */
+template <int TOKENS, bool NF4> struct ring {
+	uint32_t stages, full, pitch; /* shared addresses, and from a stage to the next */
+	uint32_t count, at_once;      /* stages to walk, and how many there are room for */
+
+	__device__ __forceinline__ ring(const struct job &job, struct shared *shared)
+	{
+		stages = shared_address(shared->ring);
+		full = shared_address(shared->full);
+		pitch = stage_tile_bytes<NF4> + stage_x_bytes<TOKENS>(job);
+		count = (job.end - job.first + job.turns - 1) >> log2_of(job.turns);
+		at_once = min(count, ring_stages<TOKENS, NF4>);
+	}
+};
+
+/* Fills the first stages by a lane each, which nobody has used: COPY(number, stage, full) takes
+ * their shared addresses. */
+template <int TOKENS, bool NF4, typename COPY>
+static __device__ __forceinline__ void fill_first(const struct ring<TOKENS, NF4> &ring, COPY copy)
+{
+	const uint32_t lane = threadIdx.x % WARP;
+	if (lane < ring.at_once)
+		copy(lane, ring.stages + lane * ring.pitch, ring.full + lane * 8);
+	__syncwarp();
+}
+
+/* Fills stages from number `first` on, each when it is empty. */
+template <int TOKENS, bool NF4, typename COPY>
+static __device__ __forceinline__ void fill_stages(const struct ring<TOKENS, NF4> &ring,
+                                                   struct shared *shared, uint32_t first, COPY copy)
+{
+	constexpr uint32_t room = ring_stages<TOKENS, NF4>;
+	struct stage<room> stage = {
+		0, first ? 0u : 1u
+	}; /* each is empty at first */
+#pragma unroll 1
+	for (uint32_t i = first; i < ring.count; i++) {
+		wait_for(&shared->empty[stage.at], stage.parity);
+		copy(i, ring.stages + stage.at * ring.pitch, ring.full + stage.at * 8);
+		stage.next();
+	}
+}
+
+/* A warp that brings tiles, the first before the work ahead has ended: it does not look at what
+ * they contain. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void feed_tiles(const struct qs_product_args &args,
+                                                  struct shared *shared)
+{
+	const struct job job = job_of(args);
+	const struct ring<TOKENS, NF4> ring(job, shared);
+	const auto from = [&](uint64_t packed) {
+		const struct tile_walk<NF4> walk(job, args.strips, packed);
+		return [=](uint32_t number, uint32_t stage, uint32_t full) {
+			walk.copy(number, stage, full);
+		};
+	};
+	begin_ring<ring_stages<TOKENS, NF4>>(shared, args.flags & QS_PRODUCT_MAPPED ? 2 : 1 + WARP);
+	__syncwarp();
+	if (args.packed)
+		fill_first(ring, from(args.packed));
+	meet<FED>(2 * WARP);
+	wait_for_work_ahead();
+	tell_tiles(args, shared->table, &shared->control);
+	meet<BEGUN>(QS_MULTIPLIERS + 2 * WARP);
+	let_next_begin();
+	if (threadIdx.x % WARP == 0) {
+		if (shared->control.known)
+			fill_stages(ring, shared, args.packed ? ring.at_once : 0,
+			            from(shared->control.packed));
+		else /* nobody multiplies; what is on its way must come nevertheless */
+			for (uint32_t i = 0; i < ring.at_once && args.packed; i++)
+				wait_for(&shared->full[i], 0);
+	}
+	__syncthreads();
+}
+
+/* A warp that brings X. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void feed_x(const struct qs_mapped_args &args,
+                                              struct shared *shared)
+{
+	const bool packed = args.product.packed, leads = threadIdx.x % WARP == 0;
+	const struct job job = job_of(args.product);
+	const struct ring<TOKENS, NF4> ring(job, shared);
+	const struct x_walk walk(job, min(args.product.tokens, TOKENS));
+	const auto mapped = [&](uint32_t number, uint32_t stage, uint32_t full) {
+		walk.copy_mapped(args, number, stage + stage_tile_bytes<NF4>, full);
+	};
+	const auto rows = [&](uint32_t number, uint32_t stage, uint32_t full) {
+		walk.copy_rows(args.product, number, stage + stage_tile_bytes<NF4>, full);
+	};
+	if (leads && args.product.flags & QS_PRODUCT_MAPPED)
+		asm volatile("prefetch.tensormap [%0];" ::"l"((const void *)args.map) : "memory");
+	meet<FED>(2 * WARP);
+	wait_for_work_ahead();
+	if (args.product.flags & QS_PRODUCT_MAPPED) {
+		if (packed)
+			fill_first(ring, mapped);
+		meet<BEGUN>(QS_MULTIPLIERS + 2 * WARP);
+		if (leads && shared->control.known)
+			fill_stages(ring, shared, packed ? ring.at_once : 0, mapped);
+	} else {
+		meet<BEGUN>(QS_MULTIPLIERS + 2 * WARP);
+		for (uint32_t i = 0; i < ring.at_once && packed; i++)
+			rows(i, ring.stages + i * ring.pitch, ring.full + i * 8);
+		if (shared->control.known)
+			fill_stages(ring, shared, packed ? ring.at_once : 0, rows);
+	}
+	__syncthreads();
+}
+
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void multiply_packed(struct sums<TOKENS> *total,
+                                                       const struct job &job, uint32_t tokens,
+                                                       struct shared *shared)
+{
+	constexpr uint32_t room = ring_stages<TOKENS, NF4>;
+	const struct ring<TOKENS, NF4> ring(job, shared);
+	const struct table table = table_at(shared_address(shared->table));
+	const uint32_t tile = ring.stages + (job.row * job.turns + job.turn) * tile_bytes<NF4>;
+	const uint32_t codes = tile + part_of_tile(job);
+	const uint32_t scales = tile + QS_NF4_CODE_BYTES + job.half * QUARTERS * 32;
+	const uint32_t x =
+	        ring.stages + stage_tile_bytes<NF4> + x_lane(job.turn * min(tokens, TOKENS));
+	struct stage<room> stage = {
+		0, 0
+	};
+#pragma unroll 1
+	for (uint32_t step = 0; step < ring.count; step++) {
+		const uint32_t at = stage.at * ring.pitch;
+		wait_for(&shared->full[stage.at], stage.parity);
+		if (job.first + step * job.turns + job.turn < job.end) {
+			struct part<NF4> part;
+			take_part<NF4>(at + codes, &part);
+			multiply_part<TOKENS, NF4>(total, part, table, at + x, at + scales);
+		}
+		__syncwarp();
+		if (threadIdx.x % WARP == 0)
+			arrive(&shared->empty[stage.at]);
+		stage.next();
+	}
+}
+
+/* The warps that multiply: sums of tiles, or of W itself where they turn out not to be W's. */
+template <int TOKENS, bool NF4>
+static __device__ __forceinline__ void work(const struct qs_product_args &args,
+                                            struct shared *shared)
+{
+	struct sums<TOKENS> total = {
+	};
+	if (NF4)
+		fill_table<QS_MULTIPLIERS>(shared->table);
+	wait_for_work_ahead();
+	meet<BEGUN>(QS_MULTIPLIERS + 2 * WARP);
+	let_next_begin();
+	if (shared->control.known)
+		multiply_packed<TOKENS, NF4>(&total, job_of(args), args.tokens, shared);
+	__syncthreads();
+	lay<TOKENS, NF4>(args, total, shared);
+}
+
+#else
+
+/* Parts of tiles that a warp has on their way: what a multiprocessor needs at its share of the
+ * bandwidth for as long as memory takes, and what there are registers for. */
+template <int TOKENS, bool NF4> static constexpr bool in_ring = NF4 &&TOKENS > 16;
+template <int TOKENS, bool NF4>
+static constexpr int parts_ahead = in_ring<TOKENS, NF4> ? RING
+                                   : NF4 ? (TOKENS <= 8 ? 4 : 3)
+                                   : TOKENS <= 8 ? 3
+                                   : TOKENS <= 16 ? 2
+                                                  : 1;
 
 /* A warp's parts, all of them, and what its turn does with X. */
 template <int TOKENS, bool NF4> struct worker {
@@ -2043,7 +2507,7 @@ static __device__ __forceinline__ void load_first(struct worker<TOKENS, NF4> *wo
 	worker->next = parts_of<NF4>(job, packed);
 	if (NF4)
 #pragma unroll
-		for (uint32_t i = 0; i < STAGES - 1; i++)
+		for (uint32_t i = 0; i < QS_STAGES - 1; i++)
 			if (i < tiles)
 				copy_scales(worker->next + i * stride, job, worker->scales, i);
 #pragma unroll
@@ -2052,21 +2516,17 @@ static __device__ __forceinline__ void load_first(struct worker<TOKENS, NF4> *wo
 			if constexpr (in_ring<TOKENS, NF4>)
 				copy_codes(worker->next, worker->table, i);
 			else
-				load_part<NF4, true>(worker->next, &worker->parts[i]);
+				load_part<NF4>(worker->next, &worker->parts[i]);
 		}
 		worker->next += stride;
 	}
 }
 
-/* The copies that a step needs have come, and nobody reads X of the step before. The ring is so
- * short that its copies were begun a step later than the others. */
+/* The copies that a step needs have come, and nobody reads X of the step before. */
 template <int TOKENS, bool NF4>
 static __device__ __forceinline__ void begin_step(const struct job &job, uint32_t strips)
 {
-	if (in_ring<TOKENS, NF4> && STAGES > 2)
-		copies_wait<STAGES - 3>();
-	else
-		copies_wait<STAGES - 2>();
+	copies_wait<QS_STAGES - 2>();
 	meet_turn(job.turn, strips * 2 * WARP);
 }
 
@@ -2082,7 +2542,7 @@ multiply_packed(struct sums<TOKENS> *total, struct worker<TOKENS, NF4> *worker,
 	for (uint32_t first = 0; first < steps; first += worker->ahead) {
 #pragma unroll
 		for (int i = 0; i < worker->ahead; i++) {
-			const uint32_t step = first + i, then = step + STAGES - 1;
+			const uint32_t step = first + i, then = step + QS_STAGES - 1;
 			struct part<NF4> *part = &worker->parts[ringed ? 0 : i];
 			if (step >= steps)
 				break;
@@ -2093,36 +2553,20 @@ multiply_packed(struct sums<TOKENS> *total, struct worker<TOKENS, NF4> *worker,
 					copy_codes(worker->next, worker->table, step);
 			}
 			if (NF4 && then < steps)
-				copy_scales(worker->next + (STAGES - 1 - worker->ahead) * stride,
+				copy_scales(worker->next + (QS_STAGES - 1 - worker->ahead) * stride,
 				            job, worker->scales, then);
 			copy_x<TOKENS>(&worker->share, job, then < steps,
 			               worker->x + stage_of<TOKENS>(then, job), args.ldx);
 			multiply_part<TOKENS, NF4>(total, *part, table,
 			                           worker->x + stage_of<TOKENS>(step, job) +
 			                                   x_lane(),
-			                           worker->scales, step);
+			                           scales_at(worker->scales, step));
 			if constexpr (!ringed)
 				if (step + worker->ahead < steps)
-					load_part<NF4, false>(worker->next, part);
+					load_part<NF4>(worker->next, part);
 			worker->next += stride;
 		}
 	}
-}
-
-/* Moves registers of a multiprocessor from the warps that sample to those that multiply. Both work
- * as whole groups of four warps. */
-template <int TOKENS> static __device__ __forceinline__ void take_registers(void)
-{
-#if HOPPER
-	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TOKENS > 16 ? 112 : 104));
-#endif
-}
-
-template <int TOKENS> static __device__ __forceinline__ void leave_registers(void)
-{
-#if HOPPER
-	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(TOKENS > 16 ? 32 : 64));
-#endif
 }
 
 /* The warps that multiply. First everything that does not need the tiles, while these are on their
@@ -2145,7 +2589,7 @@ static __device__ __forceinline__ void work(const struct qs_product_args &args,
 	worker.x = shared_address(shared->x) + job.turn * x_bytes<TOKENS>;
 	worker.share = x_share_of(args, job);
 #pragma unroll 1
-	for (uint32_t i = 0; i < STAGES - 1; i++)
+	for (uint32_t i = 0; i < QS_STAGES - 1; i++)
 		copy_x<TOKENS>(&worker.share, job, i < tiles_of(job),
 		               worker.x + stage_of<TOKENS>(i, job), args.ldx);
 	__syncthreads();
@@ -2160,21 +2604,15 @@ static __device__ __forceinline__ void work(const struct qs_product_args &args,
 	}
 	copies_wait<0>(); /* into what is used for sums next */
 	__syncthreads();
-	const struct job again = job_of(args);
-	float *partial = (float *)shared +
-	                 (again.row * again.turns + again.turn) * TOKENS * QS_PARTIAL_PITCH;
-	if (tiles_are_valid(&shared->control) && !shared->control.changed)
-		lay_packed<TOKENS, NF4>(args, total, again, partial);
-	else
-		lay_source(args, partial);
+	lay<TOKENS, NF4>(args, total, shared);
 }
 
-/* The other warps, in step with these. JOB says what the block works on; `table` is first in shared
- * memory. */
+#endif
+
+/* The warps that sample, in step with these. JOB says what the block works on. */
 template <bool NF4, struct job JOB(const struct qs_product_args &)>
 static __device__ __forceinline__ void help(const struct qs_product_args &args,
-                                            const uint8_t *table, struct control *control,
-                                            uint8_t *samples)
+                                            struct control *control, uint8_t *samples)
 {
 	if (sampler() < WARP)
 		fill_range(control, threadIdx.x % WARP);
@@ -2182,14 +2620,14 @@ static __device__ __forceinline__ void help(const struct qs_product_args &args,
 	    args.packed)
 		fetch_samples<NF4>(args, JOB(args));
 	wait_for_work_ahead();
-	if (sampler() == 0) {
+#if HOPPER
+	meet<KNOWN>(SAMPLERS + WARP);
+#else
+	if (sampler() == 0)
 		know_tiles(args, control);
-		/* so it is, but nobody has promised it */
-		if (HOPPER && (shared_address(table) & 0xffff) != SHARED_START)
-			control->known = 0;
-	}
 	__syncthreads();
 	let_next_begin();
+#endif
 	sample<NF4>(args, JOB(args), control, samples);
 	copies_wait<0>();
 	__syncthreads();
@@ -2217,8 +2655,9 @@ static __device__ __forceinline__ void finish_block(const struct qs_product_args
 }
 
 template <int TOKENS, bool NF4>
-static __device__ __forceinline__ void product(const struct qs_product_args &args)
+static __device__ __forceinline__ void product(const struct qs_mapped_args &mapped)
 {
+	const struct qs_product_args &args = mapped.product;
 	extern __shared__ __align__(1024) uint8_t memory[];
 	struct shared *shared = (struct shared *)memory;
 	if (args.split > 1) {
@@ -2229,12 +2668,27 @@ static __device__ __forceinline__ void product(const struct qs_product_args &arg
 	if (!(args.flags & QS_PRODUCT_EARLY))
 		wait_for_work_ahead();
 	if (threadIdx.x < QS_MULTIPLIERS) {
+#if HOPPER
 		take_registers<TOKENS>();
+#endif
 		work<TOKENS, NF4>(args, shared);
 		finish_block<TOKENS>(args, shared);
 	} else {
+#if HOPPER
 		leave_registers<TOKENS>();
-		help<NF4, job_of>(args, shared->table, &shared->control, shared->samples);
+#endif
+#if HOPPER
+		if (feeder() < WARP)
+			feed_tiles<TOKENS, NF4>(args, shared);
+		else if (feeder() < 2 * WARP)
+			feed_x<TOKENS, NF4>(mapped, shared);
+		else if (feeder() < FEEDERS)
+			__syncthreads();
+		else
+			help<NF4, job_of>(args, &shared->control, samples_in(shared->table));
+#else
+		help<NF4, job_of>(args, &shared->control, shared->samples);
+#endif
 		sums_are_laid(args);
 	}
 }
@@ -2259,7 +2713,6 @@ struct wide_shared {
 	uint8_t table[QS_TABLE_BYTES];
 	uint8_t x[QS_WIDE_X_BYTES];
 	uint8_t landing[QS_WIDE_LANDING_BYTES]; /* sums that the cluster gives this block */
-	uint8_t samples[QS_SAMPLE_BYTES];
 	struct control control;
 	uint64_t full[2 * QS_WIDE_STAGES];  /* mbarriers: X of a stage has come  */
 	uint64_t empty[2 * QS_WIDE_STAGES]; /* and has been multiplied           */
@@ -2267,20 +2720,6 @@ struct wide_shared {
 
 static_assert(sizeof(struct wide_shared) <= QS_WIDE_SHARED, "the host allocates so much");
 static_assert(offsetof(struct wide_shared, x) % 1024 == 0, "swizzled rows start there");
-
-/* A walk through the ring. */
-template <int TOKENS> struct stage {
-	uint32_t at, parity;
-
-	__device__ __forceinline__ void next(void)
-	{
-		at++;
-		if (at == wide_stages<TOKENS>) {
-			at = 0;
-			parity ^= 1;
-		}
-	}
-};
 
 /* Of it, `row`, `turn` and `half` are not used. */
 template <int TOKENS>
@@ -2301,28 +2740,6 @@ static __device__ __forceinline__ struct job wide_job_of(const struct qs_product
 	return job;
 }
 
-static __device__ __forceinline__ void begin_barrier(uint64_t *barrier, uint32_t arrivals)
-{
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-	             "r"(arrivals)
-	             : "memory");
-}
-
-static __device__ __forceinline__ void arrive(uint64_t *barrier)
-{
-	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
-	             : "memory");
-}
-
-static __device__ __forceinline__ void wait_for(uint64_t *barrier, uint32_t parity)
-{
-	asm volatile("{\n.reg .pred done;\nagain:\n"
-	             "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-	             "@!done bra again;\n}" ::"r"(shared_address(barrier)),
-	             "r"(parity)
-	             : "memory");
-}
-
 /* ---- X and tiles, for wide products --------------------------------------------------------- */
 
 /* By one thread, before any other uses them. */
@@ -2335,22 +2752,15 @@ static __device__ __forceinline__ void begin_stages(struct wide_shared *shared)
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* X of a tile's columns: rows of 128 bytes, one a token, swizzled as above; zeros beyond the last
- * token. */
+/* X of a tile's columns. */
 template <int TOKENS>
-static __device__ __forceinline__ void copy_stage(const struct qs_wide_args &args,
+static __device__ __forceinline__ void copy_stage(const struct qs_mapped_args &args,
                                                   struct wide_shared *shared, uint32_t stage,
-                                                  uint32_t column, uint32_t token)
+                                                  uint32_t chunk, uint32_t token)
 {
 	const uint32_t full = shared_address(&shared->full[stage]);
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full),
-	             "r"(x_bytes<TOKENS>)
-	             : "memory");
-	asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::"
-	             "bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-	                     shared_address(shared->x + stage * x_bytes<TOKENS>)),
-	             "l"((const void *)args.map), "r"(column), "r"(token), "r"(full)
-	             : "memory");
+	expect(full, x_bytes<TOKENS>);
+	copy_box(args, token, chunk, shared_address(shared->x + stage * x_bytes<TOKENS>), full);
 }
 
 /* Brings tile `chunk` of each strip into the L2 cache. */
@@ -2366,16 +2776,16 @@ static __device__ __forceinline__ void fetch_tiles(const struct job &job, uint64
 }
 
 template <int TOKENS>
-static __device__ __forceinline__ void feed_all(const struct qs_wide_args &args,
+static __device__ __forceinline__ void feed_all(const struct qs_mapped_args &args,
                                                 const struct job &job, struct wide_shared *shared)
 {
-	struct stage<TOKENS> stage = {
+	struct stage<wide_stages<TOKENS>> stage = {
 		0, 1
 	}; /* each is empty at first */
 #pragma unroll 1
 	for (uint32_t i = job.first; i < job.end; i++) {
 		wait_for(&shared->empty[stage.at], stage.parity);
-		copy_stage<TOKENS>(args, shared, stage.at, i * QS_WEIGHT_TILE, job.token);
+		copy_stage<TOKENS>(args, shared, stage.at, i, job.token);
 		if (i + WIDE_AHEAD < job.end)
 			fetch_tiles(job, shared->control.packed, i + WIDE_AHEAD);
 		stage.next();
@@ -2385,7 +2795,7 @@ static __device__ __forceinline__ void feed_all(const struct qs_wide_args &args,
 /* One thread of these warps feeds the others. Before the work ahead has ended it fetches tiles,
  * whose contents it does not look at. */
 template <int TOKENS>
-static __device__ __forceinline__ void feed(const struct qs_wide_args &args,
+static __device__ __forceinline__ void feed(const struct qs_mapped_args &args,
                                             struct wide_shared *shared)
 {
 	const struct job job = wide_job_of<TOKENS>(args.product);
@@ -2397,7 +2807,9 @@ static __device__ __forceinline__ void feed(const struct qs_wide_args &args,
 				fetch_tiles(job, args.product.packed, i);
 	}
 	wait_for_work_ahead();
-	__syncthreads();
+	if (threadIdx.x / WARP == QS_WIDE_MULTIPLIERS / WARP)
+		tell_tiles(args.product, shared->table, &shared->control);
+	meet<BEGUN>(QS_WIDE_THREADS - SAMPLERS);
 	let_next_begin();
 	if (feeds && shared->control.known)
 		feed_all<TOKENS>(args, job, shared);
@@ -2416,7 +2828,7 @@ static __device__ __forceinline__ struct wide_part load_wide(const uint8_t *tile
 	const uint32_t thread = threadIdx.x % 128, lane = thread % WARP;
 	const int32_t absmax = QS_NF4_CODE_BYTES + thread / WARP * 32 + lane / 4 * 4 - thread * 16;
 	struct wide_part part;
-	part.codes = load_codes<false>(tile);
+	part.codes = load_codes(tile);
 	asm volatile("ld.global.u32 %0, [%1];" : "=r"(part.absmax) : "l"(tile + absmax));
 	return part;
 }
@@ -2528,7 +2940,7 @@ template <int TOKENS> struct wide_walk {
 	uint32_t steps;            /* tiles                                      */
 	struct wide_part parts[2]; /* of the next tiles, before they are decoded */
 	uint32_t a[2][STEPS][4];   /* of this tile and the next                  */
-	struct stage<TOKENS> stage;
+	struct stage<wide_stages<TOKENS>> stage;
 };
 
 /* Beyond the last tile this one, for nothing. */
@@ -2685,7 +3097,7 @@ static __device__ __forceinline__ void work_wide(const struct qs_product_args &a
 	float *partial = (float *)shared;
 	fill_table<QS_WIDE_MULTIPLIERS>(shared->table);
 	wait_for_work_ahead();
-	__syncthreads();
+	meet<BEGUN>(QS_WIDE_THREADS - SAMPLERS);
 	let_next_begin();
 	if (shared->control.known)
 		walk_along(&sums, job, shared);
@@ -2706,7 +3118,7 @@ static __device__ __forceinline__ void work_wide(const struct qs_product_args &a
 }
 
 template <int TOKENS>
-static __device__ __forceinline__ void product_wide(const struct qs_wide_args &args)
+static __device__ __forceinline__ void product_wide(const struct qs_mapped_args &args)
 {
 	extern __shared__ __align__(1024) uint8_t memory[];
 	struct wide_shared *shared = (struct wide_shared *)memory;
@@ -2726,8 +3138,8 @@ static __device__ __forceinline__ void product_wide(const struct qs_wide_args &a
 		if (threadIdx.x < QS_WIDE_THREADS - SAMPLERS)
 			feed<TOKENS>(args, shared);
 		else
-			help<true, wide_job_of<TOKENS>>(args.product, shared->table,
-			                                &shared->control, shared->samples);
+			help<true, wide_job_of<TOKENS>>(args.product, &shared->control,
+			                                samples_in(shared->table));
 		if (args.product.split > 1)
 			cluster_wait();
 	}
@@ -2737,47 +3149,47 @@ static __device__ __forceinline__ void product_wide(const struct qs_wide_args &a
 
 /* ---- kernels of products -------------------------------------------------------------------- */
 
-#define PRODUCT_BOUNDS __launch_bounds__(QS_PRODUCT_THREADS, 1)
+#define PRODUCT_BOUNDS __launch_bounds__(HOPPER ? QS_HOPPER_THREADS : QS_PRODUCT_THREADS, 1)
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w4a16_8(const __grid_constant__ struct qs_product_args args)
+qs_w4a16_8(const __grid_constant__ struct qs_mapped_args args)
 {
 	product<8, true>(args);
 }
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w4a16_16(const __grid_constant__ struct qs_product_args args)
+qs_w4a16_16(const __grid_constant__ struct qs_mapped_args args)
 {
 	product<16, true>(args);
 }
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w4a16_32(const __grid_constant__ struct qs_product_args args)
+qs_w4a16_32(const __grid_constant__ struct qs_mapped_args args)
 {
 	product<32, true>(args);
 }
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w8a16_8(const __grid_constant__ struct qs_product_args args)
+qs_w8a16_8(const __grid_constant__ struct qs_mapped_args args)
 {
 	product<8, false>(args);
 }
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w8a16_16(const __grid_constant__ struct qs_product_args args)
+qs_w8a16_16(const __grid_constant__ struct qs_mapped_args args)
 {
 	product<16, false>(args);
 }
 
 extern "C" __global__ void PRODUCT_BOUNDS
-qs_w8a16_32(const __grid_constant__ struct qs_product_args args)
+qs_w8a16_32(const __grid_constant__ struct qs_mapped_args args)
 {
 	product<32, false>(args);
 }
 
 /* Launched on compute capability 9.0 only. */
 extern "C" __global__ void __launch_bounds__(QS_WIDE_THREADS, 1)
-        qs_w4a16_wide_64(const __grid_constant__ struct qs_wide_args args)
+        qs_w4a16_wide_64(const __grid_constant__ struct qs_mapped_args args)
 {
 #if HOPPER
 	product_wide<64>(args);
@@ -2785,7 +3197,7 @@ extern "C" __global__ void __launch_bounds__(QS_WIDE_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(QS_WIDE_THREADS, 1)
-        qs_w4a16_wide_128(const __grid_constant__ struct qs_wide_args args)
+        qs_w4a16_wide_128(const __grid_constant__ struct qs_mapped_args args)
 {
 #if HOPPER
 	product_wide<128>(args);

@@ -113,6 +113,7 @@ struct qs_expand_args {
 #define QS_PRODUCT_FP32   1 /* D is fp32, not bf16                                                */
 #define QS_PRODUCT_FROZEN 2 /* the source is not sampled */
 #define QS_PRODUCT_EARLY  4 /* tiles were complete before the work ahead in the stream began */
+#define QS_PRODUCT_MAPPED 8 /* X is read through the map */
 
 /* Parameter of the products. 128 bytes. */
 struct qs_product_args {
@@ -137,9 +138,10 @@ struct qs_product_args {
 	uint32_t pad;    /* zero                                                              */
 };
 
-/* Parameter of the wide products. 256 bytes, aligned as the map wants to be. */
-struct qs_wide_args {
-	struct qs_product_args product; /* `tokens` has no bound, `strips` is QS_WIDE_STRIPS  */
+/* Parameter of the kernels of products. 256 bytes, aligned as the map wants to be. */
+struct qs_mapped_args {
+	struct qs_product_args
+	        product; /* wide: `tokens` has no bound, `strips` is QS_WIDE_STRIPS */
 	uint64_t map[16] __attribute__((aligned(64))); /* CUtensorMap of X: see map.h          */
 };
 
@@ -155,7 +157,7 @@ struct qs_wide_args {
  *                bitsandbytes would restore, bit for bit. The scale is that of quantise.h for amax;
  *                padding is zero. Any number of blocks of QS_PACK_THREADS is right.
  *
- * qs_w4a16_T, qs_w8a16_T (struct qs_product_args), T = 8, 16 or 32 at least `tokens`, or 32 for
+ * qs_w4a16_T, qs_w8a16_T (struct qs_mapped_args), T = 8, 16 or 32 at least `tokens`, or 32 for
  * more: D = activation(alpha * X W' + beta * D + bias), each product exact, sums in fp32. A row of
  * D has the same bits for every number of tokens and in every run on the same kind of GPU. Where
  * the tiles are not valid W itself is multiplied, slower. Unless frozen, each block compares one
@@ -165,18 +167,21 @@ struct qs_wide_args {
  * once. A call that gives `packed` starts to load tiles before it knows whether they are valid: the
  * memory must stay mapped as long as the call may run, in a captured graph too. Where the
  * descriptor names other tiles by then, they count as not valid. Otherwise the kernel looks them up
- * first. X, D and bias must not overlap W's copy; X must be below 2^120 in magnitude. Launched by
- * the geometry of qs_product_plan, as clusters of `cluster` blocks. Code made for compute
- * capability 9.0 or later waits itself for the work ahead of it in the stream: it may be launched
- * with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. If the call is QS_PRODUCT_EARLY and
- * gives `packed` it then loads the first tiles before that work has ended, and uses nothing else
- * that it finds in memory; whether they are complete is for the caller to know (src/engine/thin.c).
+ * first. X, D and bias must not overlap W's copy; X must be below 2^120 in magnitude. Only code
+ * made for compute capability 9.0 looks at the map, if the call is QS_PRODUCT_MAPPED: it reads X
+ * faster through one. Launched by the geometry of qs_product_plan, as clusters of `cluster` blocks.
+ * Code made for compute capability 9.0 or later waits itself for the work ahead of it in the
+ * stream: it may be launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. If the
+ * call is QS_PRODUCT_EARLY and gives `packed` it then loads the first tiles before that work has
+ * ended, and uses nothing else that it finds in memory; whether they are complete is for the caller
+ * to know (src/engine/thin.c).
  *
- * qs_w4a16_wide_T (struct qs_wide_args), T = 64 or 128, for more tokens, on compute capability 9.0
- * only: the same product of weights that are bf16 numbers, code times absmax rounded once, as
- * bitsandbytes multiplies them. X is read through a tensor map: its rows are 16-byte aligned. The
- * bits of a row of D differ from those above, and do not depend on the number of tokens as long as
- * this needs the same number of 128s. Launched by the geometry of qs_wide_plan; all else as above.
+ * qs_w4a16_wide_T (struct qs_mapped_args), T = 64 or 128, for more tokens, on compute
+ * capability 9.0 only: the same product of weights that are bf16 numbers, code times absmax rounded
+ * once, as bitsandbytes multiplies them. X is read through a tensor map: its rows are 16-byte
+ * aligned. The bits of a row of D differ from those above, and do not depend on the number of
+ * tokens as long as this needs the same number of 128s. Launched by the geometry of qs_wide_plan;
+ * all else as above.
  */
 #define QS_KERNEL_NF4_PACK   "qs_nf4_pack"
 #define QS_KERNEL_FP8_PACK   "qs_fp8_pack"
@@ -208,6 +213,7 @@ static const char *const qs_kernel_wide[QS_WIDE_KINDS] = {
 #define QS_PAIRS           8                      /* pairs of warps, each at work on a tile       */
 #define QS_MULTIPLIERS     (QS_PAIRS * 64)        /* their threads                                */
 #define QS_PRODUCT_THREADS (QS_MULTIPLIERS + 128) /* and four warps for sampling */
+#define QS_HOPPER_THREADS  (QS_PRODUCT_THREADS + 128) /* and four, of which two feed */
 #define QS_PARTIAL_PITCH   68 /* floats of a token's sums over the rows of a tile */
 #define QS_PARTIAL_BYTES   (QS_PAIRS * QS_SPAN * QS_PARTIAL_PITCH * 4)
 #define QS_TABLE_BYTES     65536 /* of codes, a copy for each bank, and gaps     */
@@ -215,16 +221,21 @@ static const char *const qs_kernel_wide[QS_WIDE_KINDS] = {
 #define QS_SAMPLE_BYTES    (QS_SAMPLE_STEPS * 16 * 256)
 #define QS_STAGE_SCALES    (QS_MULTIPLIERS / 32 * 64) /* bytes, of a step's parts            */
 #define QS_CONTROL_BYTES   1024 /* what the threads of a block tell each other  */
-/* Stages of X, each what the pairs take in turn: on Hopper any number of them, elsewhere two. */
-#define QS_HOPPER_STAGES  4
-#define QS_HOPPER_X_BYTES (QS_HOPPER_STAGES * QS_PAIRS * QS_SPAN * 2 * QS_WEIGHT_TILE)
-#define QS_STAGES         2
-#define QS_X_BYTES        (QS_STAGES * QS_PAIRS / QS_STRIPS_MAX * QS_SPAN * 2 * QS_WEIGHT_TILE)
+/* Stages of X, each what the pairs take in turn, elsewhere than on Hopper. */
+#define QS_STAGES  2
+#define QS_X_BYTES (QS_STAGES * QS_PAIRS / QS_STRIPS_MAX * QS_SPAN * 2 * QS_WEIGHT_TILE)
 /* Sums of a row of tiles that the blocks of a cluster give one of them. */
 #define QS_LANDING_BYTES (QS_SPAN * QS_WEIGHT_TILE * 4)
-#define QS_HOPPER_SHARED                                                                           \
-	(QS_TABLE_BYTES + QS_SAMPLE_BYTES + QS_HOPPER_STAGES * QS_STAGE_SCALES +                   \
-	 QS_HOPPER_X_BYTES + QS_LANDING_BYTES + QS_CONTROL_BYTES)
+/* Hopper: stages of tiles and X for all pairs, for blocks of T tokens; with more strips X is less.
+ */
+#define QS_STAGE_TILES(tile_bytes) (QS_PAIRS * (tile_bytes))
+#define QS_STAGE_BYTES(tokens, tile_bytes)                                                         \
+	(QS_STAGE_TILES(tile_bytes) + QS_PAIRS * (tokens)*2 * QS_WEIGHT_TILE)
+#define QS_STAGES_BYTES                    153600
+#define QS_RING_STAGES(tokens, tile_bytes) (QS_STAGES_BYTES / QS_STAGE_BYTES(tokens, tile_bytes))
+#define QS_RING_STAGES_MAX                 6
+#define QS_RING_BYTES                      (QS_STAGES_BYTES + QS_LANDING_BYTES)
+#define QS_HOPPER_SHARED                   (QS_TABLE_BYTES + QS_RING_BYTES + QS_CONTROL_BYTES)
 #define QS_SHARED_BYTES                                                                            \
 	(QS_TABLE_BYTES + QS_SAMPLE_BYTES + QS_STAGES * QS_STAGE_SCALES + QS_X_BYTES +             \
 	 QS_CONTROL_BYTES)
@@ -238,9 +249,7 @@ static const char *const qs_kernel_wide[QS_WIDE_KINDS] = {
 #define QS_WIDE_STAGES        5 /* of X, T = 128; twice as many of half the size                 */
 #define QS_WIDE_X_BYTES       (QS_WIDE_STAGES * QS_WIDE_SPAN * QS_WEIGHT_TILE * 2)
 #define QS_WIDE_LANDING_BYTES (QS_WIDE_SPAN * QS_WIDE_STRIPS * QS_WEIGHT_TILE * 4)
-#define QS_WIDE_SHARED                                                                             \
-	(QS_TABLE_BYTES + QS_WIDE_X_BYTES + QS_WIDE_LANDING_BYTES + QS_SAMPLE_BYTES +              \
-	 QS_CONTROL_BYTES)
+#define QS_WIDE_SHARED        (QS_TABLE_BYTES + QS_WIDE_X_BYTES + QS_WIDE_LANDING_BYTES + QS_CONTROL_BYTES)
 
 /* What the products need to know of a device. */
 struct qs_product_device {
@@ -284,6 +293,18 @@ static inline uint32_t qs_pack_blocks(int64_t n, int64_t k, int sms)
 static inline uint32_t qs_product_kind(uint32_t tokens)
 {
 	return tokens <= 8 ? 0 : tokens <= 16 ? 1 : 2;
+}
+
+/* T of this kind. */
+QS_INLINE uint32_t qs_product_tokens(uint32_t kind)
+{
+	return QS_SPAN >> (QS_PRODUCT_KINDS - 1 - kind);
+}
+
+/* Rows that the X of a block takes in a stage for each turn. */
+QS_INLINE uint32_t qs_tokens_of_box(uint32_t tokens, uint32_t kind)
+{
+	return tokens < qs_product_tokens(kind) ? tokens : qs_product_tokens(kind);
 }
 
 /* Steps that a block takes: each is a tile of each pair of warps. */
@@ -332,7 +353,7 @@ static inline struct qs_product_geometry qs_product_geometry(const struct qs_pro
 	        .kind = qs_product_kind(args->tokens),
 	        .blocks = (uint32_t)(qs_shares(args->n, rows) * args->split *
 	                             qs_shares(args->tokens, QS_SPAN)),
-	        .threads = QS_PRODUCT_THREADS,
+	        .threads = (uint32_t)(device->hopper ? QS_HOPPER_THREADS : QS_PRODUCT_THREADS),
 	        .cluster = args->split,
 	        .shared = device->hopper ? QS_HOPPER_SHARED : QS_SHARED_BYTES,
 	};

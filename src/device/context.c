@@ -172,7 +172,7 @@ static CUresult count_clusters(CUfunction function, struct qs_product_device *de
 	        .gridDimX = (unsigned)device->sms * 4,
 	        .gridDimY = 1,
 	        .gridDimZ = 1,
-	        .blockDimX = QS_PRODUCT_THREADS,
+	        .blockDimX = QS_HOPPER_THREADS,
 	        .blockDimY = 1,
 	        .blockDimZ = 1,
 	        .sharedMemBytes = QS_HOPPER_SHARED,

@@ -137,9 +137,8 @@ static unsigned attributes_of(const struct qs_product_args *args,
 	return count;
 }
 
-/* `args`: parameter of the kernel, which begins with a qs_product_args. */
-static CUresult launch(CUfunction function, const struct qs_product_geometry *geometry, void *args,
-                       const struct qs_stream *stream)
+static CUresult launch(CUfunction function, const struct qs_product_geometry *geometry,
+                       struct qs_mapped_args *args, const struct qs_stream *stream)
 {
 	void *arguments[] = {args};
 	CUlaunchAttribute attributes[ATTRIBUTES] = {{0}};
@@ -153,7 +152,7 @@ static CUresult launch(CUfunction function, const struct qs_product_geometry *ge
 	        .sharedMemBytes = geometry->shared,
 	        .hStream = stream->handle,
 	        .attrs = attributes,
-	        .numAttrs = attributes_of(args, geometry, attributes),
+	        .numAttrs = attributes_of(&args->product, geometry, attributes),
 	};
 	return qs_driver_get()->cuLaunchKernelEx(&config, function, arguments, NULL);
 }
@@ -161,11 +160,23 @@ static CUresult launch(CUfunction function, const struct qs_product_geometry *ge
 static CUresult run_wide(const struct qs_context *context, const struct qs_stream *stream,
                          const struct qs_product_args *product)
 {
-	struct qs_wide_args args = {.product = *product};
+	struct qs_mapped_args args = {.product = *product};
 	const struct qs_product_geometry geometry = qs_wide_plan(&args.product, &context->products);
 	const CUresult error =
 	        qs_wide_map(qs_driver_get()->cuTensorMapEncodeTiled, &args, geometry.kind);
 	return error ? error : launch(context->wide[geometry.kind], &geometry, &args, stream);
+}
+
+static CUresult run_thin(const struct qs_context *context, const struct qs_stream *stream,
+                         const struct qs_product_args *product, bool fp8)
+{
+	struct qs_mapped_args args = {.product = *product};
+	const struct qs_product_geometry geometry =
+	        qs_product_plan(&args.product, fp8, &context->products);
+	if (context->products.hopper)
+		qs_thin_map(qs_driver_get()->cuTensorMapEncodeTiled, &args, geometry.kind);
+	const CUfunction function = (fp8 ? context->w8a16 : context->w4a16)[geometry.kind];
+	return launch(function, &geometry, &args, stream);
 }
 
 CUresult qs_thin_run(const struct qs_context *context, const struct qs_stream *stream,
@@ -173,12 +184,9 @@ CUresult qs_thin_run(const struct qs_context *context, const struct qs_stream *s
                      const struct qs_kept_view *weight, bool sample)
 {
 	struct qs_product_args args = describe(g, weight, sample);
-	const bool fp8 = kind == QS_FORM_FP8_TILES;
 	if (may_load_early(context, stream, weight))
 		args.flags |= QS_PRODUCT_EARLY;
 	if (is_wide(&g->key))
 		return run_wide(context, stream, &args);
-	const struct qs_product_geometry geometry = qs_product_plan(&args, fp8, &context->products);
-	const CUfunction function = (fp8 ? context->w8a16 : context->w4a16)[geometry.kind];
-	return launch(function, &geometry, &args, stream);
+	return run_thin(context, stream, &args, kind == QS_FORM_FP8_TILES);
 }

@@ -88,11 +88,13 @@ static void own_kernels(const struct qs_context *context)
 	for (size_t i = 0; i < sizeof readers / sizeof *readers; i++)
 		qs_track_own_function(readers[i], -1);
 	for (int i = 0; i < QS_PRODUCT_KINDS && context->few_tokens; i++) {
-		qs_track_own_function(context->w4a16[i], offsetof(struct qs_product_args, d));
-		qs_track_own_function(context->w8a16[i], offsetof(struct qs_product_args, d));
+		qs_track_own_function(context->w4a16[i],
+		                      offsetof(struct qs_mapped_args, product.d));
+		qs_track_own_function(context->w8a16[i],
+		                      offsetof(struct qs_mapped_args, product.d));
 	}
 	for (int i = 0; i < QS_WIDE_KINDS && context->many_tokens; i++)
-		qs_track_own_function(context->wide[i], offsetof(struct qs_wide_args, product.d));
+		qs_track_own_function(context->wide[i], offsetof(struct qs_mapped_args, product.d));
 }
 
 /* A cache whose memory could not be had has no outcomes, and stays so. */

@@ -212,7 +212,7 @@ static void call_product(const struct work *work, enum what what, uint32_t token
 		geometry = qs_product_geometry(&args, &nf4.device);
 	}
 	GPU_CHECK(wide ? nf4_launch_wide(&args, &geometry, what != WHAT_W4_WAITING, stream)
-	               : nf4_launch(&args, &geometry, fp8, what != WHAT_W4_WAITING, stream));
+	               : nf4_launch(&args, &geometry, fp8, 1, what != WHAT_W4_WAITING, stream));
 }
 
 static void launch(CUfunction kernel, unsigned blocks, void *args)

@@ -63,13 +63,17 @@ static inline CUlaunchConfig nf4_config(const struct qs_product_geometry *geomet
 	return config;
 }
 
-static inline CUresult nf4_launch(const struct qs_product_args *args,
-                                  const struct qs_product_geometry *geometry, int fp8, int early,
-                                  CUstream stream)
+/* `mapped`: X is read through a map if it can be. */
+static inline CUresult nf4_launch(const struct qs_product_args *product,
+                                  const struct qs_product_geometry *geometry, int fp8, int mapped,
+                                  int early, CUstream stream)
 {
 	CUlaunchAttribute attributes[2];
-	void *params[] = {(void *)(uintptr_t)args};
+	struct qs_mapped_args args = {.product = *product};
+	void *params[] = {&args};
 	const CUlaunchConfig config = nf4_config(geometry, attributes, early, stream);
+	if (nf4.device.hopper && mapped)
+		qs_thin_map(nf4.cuTensorMapEncodeTiled, &args, geometry->kind);
 	return nf4.cuLaunchKernelEx(&config, nf4.product[fp8][geometry->kind], params, NULL);
 }
 
@@ -78,7 +82,7 @@ static inline CUresult nf4_launch_wide(const struct qs_product_args *product,
                                        CUstream stream)
 {
 	CUlaunchAttribute attributes[2];
-	struct qs_wide_args args = {.product = *product};
+	struct qs_mapped_args args = {.product = *product};
 	void *params[] = {&args};
 	const CUlaunchConfig config = nf4_config(geometry, attributes, early, stream);
 	const CUresult error = qs_wide_map(nf4.cuTensorMapEncodeTiled, &args, geometry->kind);
@@ -90,7 +94,7 @@ static inline void nf4_describe_device(void)
 {
 	for (int i = 0; i < 3; i++) {
 		const struct qs_product_geometry geometry = {.blocks = 1u << i,
-		                                             .threads = QS_PRODUCT_THREADS,
+		                                             .threads = QS_HOPPER_THREADS,
 		                                             .cluster = 1u << i,
 		                                             .shared = QS_HOPPER_SHARED};
 		CUlaunchAttribute attributes[2];

@@ -535,54 +535,87 @@ static void product(const struct qs_product_args *args, const struct how *how, u
 	free(sums);
 }
 
-static void run_product(const struct qs_product_args *args, const struct how *how, unsigned grid_x,
-                        unsigned block_x)
-{
-	demand_product(args, how, grid_x);
-	demand(args->tokens <= QS_TOKENS_MAX, how->name, "tokens");
-	demand(block_x == QS_PRODUCT_THREADS, how->name, "threads");
-	product(args, how, grid_x);
-}
-
-static void run_w4a16(void *const *params, unsigned grid_x, unsigned block_x)
-{
-	static const struct how how = {"qs_w4a16", false, false, QS_SPAN};
-	run_product(params[0], &how, grid_x, block_x);
-}
-
-static void run_w8a16(void *const *params, unsigned grid_x, unsigned block_x)
-{
-	static const struct how how = {"qs_w8a16", true, false, QS_SPAN};
-	run_product(params[0], &how, grid_x, block_x);
-}
-
 /* X is where the args say. A map of softcuda's must say so too; that of a driver only it can read,
  * and is zero here. */
-static bool map_fits(const struct qs_wide_args *args, uint32_t kind)
+static bool map_fits(const struct qs_mapped_args *args, uint32_t tokens, uint32_t tiles)
 {
 	const struct qs_product_args *product = &args->product;
 	struct qs_oracle_map map;
 	_Static_assert(sizeof map == sizeof args->map, "fits");
 	memcpy(&map, args->map, sizeof map);
 	return map.address == 0 ||
-	       (map.address == product->x && map.size[0] == (uint64_t)product->k &&
-	        map.size[1] == product->tokens && map.stride == (uint64_t)product->ldx * 2 &&
-	        map.box[0] == QS_WEIGHT_TILE && map.box[1] == qs_wide_tokens(kind));
+	       (map.address == product->x && map.size[0] == QS_WEIGHT_TILE &&
+	        map.size[1] == product->tokens &&
+	        map.size[2] == (uint64_t)product->k / QS_WEIGHT_TILE &&
+	        map.stride[0] == (uint64_t)product->ldx * 2 &&
+	        map.stride[1] == QS_WEIGHT_TILE * 2 && map.box[0] == QS_WEIGHT_TILE &&
+	        map.box[1] == tokens && map.box[2] == tiles);
 }
 
 /* Arguments of a launch that waited lie in memory that is not aligned as the map wants it. */
 static void run_wide(const void *parameter, uint32_t kind, unsigned grid_x, unsigned block_x)
 {
-	struct qs_wide_args aligned;
-	const struct qs_wide_args *args = memcpy(&aligned, parameter, sizeof aligned);
+	struct qs_mapped_args aligned;
+	const struct qs_mapped_args *args = memcpy(&aligned, parameter, sizeof aligned);
 	const struct how how = {qs_kernel_wide[kind], false, true, qs_wide_tokens(kind)};
 	demand_product(&args->product, &how, grid_x);
 	demand(args->product.strips == QS_WIDE_STRIPS, how.name, "strips");
 	demand(args->product.x % 16 == 0 && args->product.ldx % 8 == 0, how.name,
 	       "rows of x are not aligned to 16");
-	demand(map_fits(args, kind), how.name, "the map is not of x");
+	demand(map_fits(args, how.span, 1), how.name, "the map is not of x");
 	demand(block_x == QS_WIDE_THREADS, how.name, "threads");
 	product(&args->product, &how, grid_x);
+}
+
+/* By a kernel of few tokens. The map is looked at only where there is said to be one. */
+static void run_product(const void *parameter, bool fp8, uint32_t kind, unsigned grid_x,
+                        unsigned block_x)
+{
+	struct qs_mapped_args args = {0};
+	const struct qs_product_args *product_args =
+	        memcpy(&args.product, parameter, sizeof args.product);
+	const struct how how = {(fp8 ? qs_kernel_w8a16 : qs_kernel_w4a16)[kind], fp8, false,
+	                        QS_SPAN};
+	demand_product(product_args, &how, grid_x);
+	demand(product_args->tokens <= QS_TOKENS_MAX, how.name, "tokens");
+	demand(block_x == QS_PRODUCT_THREADS || block_x == QS_HOPPER_THREADS, how.name, "threads");
+	if (product_args->flags & QS_PRODUCT_MAPPED) {
+		memcpy(&args, parameter, sizeof args);
+		demand(map_fits(&args, qs_tokens_of_box(product_args->tokens, kind),
+		                QS_PAIRS / product_args->strips),
+		       how.name, "the map is not of x");
+	}
+	product(product_args, &how, grid_x);
+}
+
+static void run_w4a16_8(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_product(params[0], false, 0, grid_x, block_x);
+}
+
+static void run_w4a16_16(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_product(params[0], false, 1, grid_x, block_x);
+}
+
+static void run_w4a16_32(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_product(params[0], false, 2, grid_x, block_x);
+}
+
+static void run_w8a16_8(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_product(params[0], true, 0, grid_x, block_x);
+}
+
+static void run_w8a16_16(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_product(params[0], true, 1, grid_x, block_x);
+}
+
+static void run_w8a16_32(void *const *params, unsigned grid_x, unsigned block_x)
+{
+	run_product(params[0], true, 2, grid_x, block_x);
 }
 
 static void run_wide_64(void *const *params, unsigned grid_x, unsigned block_x)
@@ -600,14 +633,14 @@ const struct qs_oracle_kernel qs_oracle_nf4_kernels[] = {
         {QS_KERNEL_FP8_PACK, run_fp8_pack, {sizeof(struct qs_pack_args)}},
         {QS_KERNEL_NF4_EXPAND, run_nf4_expand, {sizeof(struct qs_expand_args)}},
         {QS_KERNEL_NF4_SAMPLE, run_nf4_sample, {sizeof(struct qs_sample_args)}},
-        {"qs_w4a16_8", run_w4a16, {sizeof(struct qs_product_args)}},
-        {"qs_w4a16_16", run_w4a16, {sizeof(struct qs_product_args)}},
-        {"qs_w4a16_32", run_w4a16, {sizeof(struct qs_product_args)}},
-        {"qs_w8a16_8", run_w8a16, {sizeof(struct qs_product_args)}},
-        {"qs_w8a16_16", run_w8a16, {sizeof(struct qs_product_args)}},
-        {"qs_w8a16_32", run_w8a16, {sizeof(struct qs_product_args)}},
-        {"qs_w4a16_wide_64", run_wide_64, {sizeof(struct qs_wide_args)}},
-        {"qs_w4a16_wide_128", run_wide_128, {sizeof(struct qs_wide_args)}},
+        {"qs_w4a16_8", run_w4a16_8, {sizeof(struct qs_mapped_args)}},
+        {"qs_w4a16_16", run_w4a16_16, {sizeof(struct qs_mapped_args)}},
+        {"qs_w4a16_32", run_w4a16_32, {sizeof(struct qs_mapped_args)}},
+        {"qs_w8a16_8", run_w8a16_8, {sizeof(struct qs_mapped_args)}},
+        {"qs_w8a16_16", run_w8a16_16, {sizeof(struct qs_mapped_args)}},
+        {"qs_w8a16_32", run_w8a16_32, {sizeof(struct qs_mapped_args)}},
+        {"qs_w4a16_wide_64", run_wide_64, {sizeof(struct qs_mapped_args)}},
+        {"qs_w4a16_wide_128", run_wide_128, {sizeof(struct qs_mapped_args)}},
         {0},
 };
 

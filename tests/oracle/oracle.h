@@ -30,12 +30,11 @@ struct qs_sample_args;
 void qs_oracle_sample_demand(const struct qs_sample_args *args, unsigned grid_x, unsigned block_x);
 void qs_oracle_sample_judge(const struct qs_sample_args *args, bool same, uint32_t *turn);
 
-/* What an encoded tensor map says, on softcuda: a matrix of rows of `size[0]` elements of 2 bytes,
- * `stride` bytes apart, read in boxes. 128 bytes. */
+/* What an encoded tensor map says, on softcuda: rows of `size[0]` elements of 2 bytes, in up to two
+ * dimensions more of `stride` bytes each, read in boxes. 128 bytes. */
 struct qs_oracle_map {
-	uint64_t address, size[2], stride;
-	uint32_t box[2];
-	uint64_t zero[11];
+	uint64_t address, size[3], stride[2];
+	uint32_t box[3], zero[17];
 };
 
 /* Conversions, defined for all inputs. fp8 is e4m3 ("fn": no infinities, 0x7f and 0xff are NaN). */

@@ -532,7 +532,8 @@ CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction function
 	return sc_leave(CUDA_SUCCESS);
 }
 
-/* Of what a driver accepts: matrices of 2-byte elements in swizzled boxes of 128 bytes a row. */
+/* Of what a driver accepts: rows of 2-byte elements, of two or three dimensions, in swizzled boxes
+ * of 128 bytes a row. */
 static CUresult CUDAAPI encode_tiled(CUtensorMap *to, CUtensorMapDataType type, cuuint32_t rank,
                                      void *address, const cuuint64_t *size,
                                      const cuuint64_t *strides, const cuuint32_t *box,
@@ -543,16 +544,22 @@ static CUresult CUDAAPI encode_tiled(CUtensorMap *to, CUtensorMapDataType type, 
 	struct qs_oracle_map map = {.address = (uint64_t)(uintptr_t)address};
 	(void)promotion;
 	_Static_assert(sizeof map == sizeof *to, "fits");
-	if (!to || (uintptr_t)to % 64 || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank != 2 ||
-	    !map.address || map.address % 16 || !size[0] || !size[1] || size[0] >> 32 ||
-	    size[1] >> 32 || strides[0] % 16 || strides[0] < size[0] * 2 || strides[0] >> 40 ||
-	    box[0] * 2 != 128 || !box[1] || box[1] > 256 || steps[0] != 1 || steps[1] != 1 ||
+	if (!to || (uintptr_t)to % 64 || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank < 2 ||
+	    rank > 3 || !map.address || map.address % 16 || box[0] * 2 != 128 ||
 	    interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
 	    fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
 		return CUDA_ERROR_INVALID_VALUE;
-	memcpy(map.size, size, sizeof map.size);
-	map.stride = strides[0];
-	memcpy(map.box, box, sizeof map.box);
+	for (cuuint32_t i = 0; i < rank; i++) {
+		if (!size[i] || size[i] >> 32 || !box[i] || box[i] > 256 || steps[i] != 1)
+			return CUDA_ERROR_INVALID_VALUE;
+		map.size[i] = size[i];
+		map.box[i] = box[i];
+	}
+	for (cuuint32_t i = 0; i + 1 < rank; i++) {
+		if (!strides[i] || strides[i] % 16 || strides[i] >> 40)
+			return CUDA_ERROR_INVALID_VALUE;
+		map.stride[i] = strides[i];
+	}
 	memcpy(to, &map, sizeof map);
 	return CUDA_SUCCESS;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/hash.h"
+#include "kernels/map.h"
 #include "kernels/nf4.h"
 #include "tests/oracle/oracle.h"
 #include "tests/support/suite.h"
@@ -615,7 +616,7 @@ END_TEST
 #define WIDE_TOKENS 130
 
 struct wide {
-	struct qs_wide_args args;
+	struct qs_mapped_args args;
 	struct qs_product_geometry geometry;
 	uint16_t x[WIDE_TOKENS * 128] __attribute__((aligned(16)));
 	float d[WIDE_TOKENS * 70];
@@ -740,6 +741,94 @@ START_TEST(a_wide_launch_that_breaks_the_contract_is_not_run)
 }
 END_TEST
 
+/* ---- maps of few tokens ---------------------------------------------------------------------- */
+
+/* What a driver was asked for last; it answers `answer`. */
+static struct {
+	const void *address;
+	cuuint64_t size[3], stride[2];
+	cuuint32_t box[3];
+	CUresult answer;
+	int calls;
+} asked;
+
+static CUresult CUDAAPI encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
+                               void *address, const cuuint64_t *size, const cuuint64_t *strides,
+                               const cuuint32_t *box, const cuuint32_t *steps,
+                               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                               CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+	(void)type, (void)steps, (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+	ck_assert_uint_eq(rank, 3);
+	asked.address = address;
+	memcpy(asked.size, size, sizeof asked.size);
+	memcpy(asked.stride, strides, sizeof asked.stride);
+	memcpy(asked.box, box, sizeof asked.box);
+	asked.calls++;
+	memset(map, 1, sizeof *map);
+	return asked.answer;
+}
+
+/* If a product of these has a map. */
+static bool is_mapped(uint64_t x, int64_t ldx, uint32_t tokens, uint32_t strips, bool possible)
+{
+	struct qs_mapped_args args = {
+	        .product = {.x = x, .ldx = ldx, .tokens = tokens, .strips = strips, .k = 640}};
+	qs_thin_map(possible ? encode : NULL, &args, qs_product_kind(tokens));
+	return args.product.flags & QS_PRODUCT_MAPPED;
+}
+
+START_TEST(a_map_has_a_box_of_what_a_stage_takes)
+{
+	static const uint32_t boxes[][2] = {{1, 1},   {8, 8},   {9, 9},   {16, 16},
+	                                    {17, 17}, {32, 32}, {33, 32}, {64, 32}};
+	asked.answer = CUDA_SUCCESS;
+	for (int i = 0; i < 8; i++)
+		for (uint32_t strips = 1; strips <= QS_STRIPS_MAX; strips *= 2) {
+			ck_assert(is_mapped(4096, 648, boxes[i][0], strips, true));
+			ck_assert_ptr_eq(asked.address, (void *)4096);
+			ck_assert_uint_eq(asked.size[0], QS_WEIGHT_TILE);
+			ck_assert_uint_eq(asked.size[1], boxes[i][0]);
+			ck_assert_uint_eq(asked.size[2], 640 / QS_WEIGHT_TILE);
+			ck_assert_uint_eq(asked.stride[0], 648 * 2);
+			ck_assert_uint_eq(asked.stride[1], QS_WEIGHT_TILE * 2);
+			ck_assert_uint_eq(asked.box[0], QS_WEIGHT_TILE);
+			ck_assert_uint_eq(asked.box[1], boxes[i][1]);
+			ck_assert_uint_eq(asked.box[2], QS_PAIRS / strips);
+		}
+}
+END_TEST
+
+START_TEST(what_no_map_can_say_is_not_mapped)
+{
+	asked.answer = CUDA_SUCCESS;
+	ck_assert(is_mapped(4096, 648, 1, 1, true));
+	asked.calls = 0;
+	ck_assert(!is_mapped(4096, 648, 1, 1, false));
+	ck_assert(!is_mapped(4098, 648, 1, 1, true));
+	ck_assert(!is_mapped(4096, 644, 1, 1, true));
+	ck_assert_int_eq(asked.calls, 0);
+	asked.answer = CUDA_ERROR_INVALID_VALUE;
+	ck_assert(!is_mapped(4096, 648, 1, 1, true));
+	ck_assert_int_eq(asked.calls, 1);
+}
+END_TEST
+
+START_TEST(a_thin_launch_whose_map_is_not_of_x_is_not_run)
+{
+	struct weight weight;
+	struct product p;
+	struct qs_mapped_args args = {0};
+	make(&weight, false, 70, 128);
+	pack(&weight, false);
+	describe(&p, &weight, false, &h200);
+	args.product = p.args;
+	args.product.flags |= QS_PRODUCT_MAPPED;
+	args.map[0] = 1; /* the address */
+	run(qs_kernel_w4a16[p.geometry.kind], &args, p.geometry.blocks, p.geometry.threads);
+}
+END_TEST
+
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 static struct qs_product_args shape(int64_t n, int64_t k, uint32_t tokens)
@@ -822,16 +911,25 @@ START_TEST(square_weights_fill_the_device)
 }
 END_TEST
 
-/* Stages of X with every number of strips, and what the blocks of a cluster give each other, which
- * may come while X is still in use. */
+/* Stages of a product with every number of strips, and what the blocks of a cluster give each
+ * other, which may come while stages are still in use. Swizzled X starts at multiples of 1024. */
 START_TEST(shared_memory_has_room_for_all)
 {
 	const int64_t tile = (int64_t)QS_SPAN * QS_WEIGHT_TILE * 2;
-	for (int64_t strips = 1; strips <= QS_STRIPS_MAX; strips *= 2) {
-		const int64_t stage = QS_PAIRS / strips * tile;
-		ck_assert_int_le(QS_HOPPER_STAGES * stage + strips * QS_LANDING_BYTES,
-		                 QS_HOPPER_X_BYTES + QS_LANDING_BYTES);
-	}
+	static const int tile_bytes[] = {QS_NF4_TILE_BYTES, QS_FP8_TILE_BYTES};
+	for (int i = 0; i < 6; i++)
+		for (int64_t strips = 1; strips <= QS_STRIPS_MAX; strips *= 2) {
+			const int tokens = (int)qs_product_tokens((uint32_t)i / 2);
+			const int64_t stages = QS_RING_STAGES(tokens, tile_bytes[i % 2]);
+			const int64_t tiles = QS_STAGE_TILES(tile_bytes[i % 2]);
+			const int64_t x = QS_PAIRS / strips * tokens * QS_WEIGHT_TILE * 2;
+			ck_assert_int_le(stages * (tiles + x) + strips * QS_LANDING_BYTES,
+			                 QS_RING_BYTES);
+			ck_assert_int_ge(stages, 2);
+			ck_assert_int_le(stages, QS_RING_STAGES_MAX);
+			ck_assert_int_eq(tiles % 1024, 0);
+			ck_assert_int_eq(x % 1024, 0);
+		}
 	ck_assert_int_le(QS_STAGES * QS_PAIRS / QS_STRIPS_MAX * tile, QS_X_BYTES);
 	/* of a block on 9.0; on 8.6, 8.9 and 12.0, which have least */
 	ck_assert_int_le(QS_HOPPER_SHARED, 227 * 1024);
@@ -869,6 +967,7 @@ START_TEST(clusters_that_a_device_does_not_run_are_not_planned)
 	ck_assert_uint_eq(qs_product_plan(&args, 0, &one).cluster, 1);
 	ck_assert_uint_eq(qs_product_plan(&args, 0, &elsewhere).cluster, 1);
 	ck_assert_uint_eq(qs_product_plan(&args, 0, &elsewhere).threads, QS_PRODUCT_THREADS);
+	ck_assert_uint_eq(qs_product_plan(&args, 0, &one).threads, QS_HOPPER_THREADS);
 }
 END_TEST
 
@@ -964,6 +1063,8 @@ static TCase *plans(void)
 	tcase_add_test(tests, shared_memory_has_room_for_all);
 	tcase_add_test(tests, blocks_have_at_most_a_span_of_tokens);
 	tcase_add_test(tests, kernels_are_chosen_by_the_tokens);
+	tcase_add_test(tests, a_map_has_a_box_of_what_a_stage_takes);
+	tcase_add_test(tests, what_no_map_can_say_is_not_mapped);
 	tcase_add_test(tests, clusters_that_a_device_does_not_run_are_not_planned);
 	tcase_add_test(tests, packed_weights_have_the_sizes_of_their_bits);
 	return tests;
@@ -981,6 +1082,8 @@ int main(void)
 	tcase_add_loop_test_raise_signal(contract,
 	                                 a_wide_launch_that_breaks_the_contract_is_not_run, SIGABRT,
 	                                 0, WIDE_CLAUSES);
+	tcase_add_test_raise_signal(contract, a_thin_launch_whose_map_is_not_of_x_is_not_run,
+	                            SIGABRT);
 	suite_add_tcase(suite, contract);
 	return qs_suite_main(suite);
 }
