@@ -425,6 +425,17 @@ class Figures(unittest.TestCase):
         self.assertAlmostEqual(bench_programs.worst_difference([2.0, 1.0], [2.01, 0.97]), 0.03)
         self.assertIsNone(bench_programs.worst_difference([1.0], None))
 
+    def test_processes_of_a_side_are_one_column_of_their_medians(self):
+        self.assertEqual(bench_programs.members("native", "gpt"), ["native"])
+        self.assertEqual(bench_programs.members("again", "mlp"), ["again"])
+        names = bench_programs.members("qshim", "mlp")
+        self.assertEqual(names[:2], ["qshim", "qshim 2"])
+        self.assertEqual(len(names), 1 + bench_programs.MORE["mlp"])
+        blocks = [[{"ms": first, "gpu_ms": 1.0}, {"ms": second, "gpu_ms": 1.0}]
+                  for first, second in ((1.0, 7.0), (2.0, 5.0), (9.0, 6.0))]
+        self.assertEqual([b["ms"] for b in bench_programs.pooled(blocks)], [2.0, 6.0])
+        self.assertEqual(bench_programs.pooled([blocks[0], {"error": "gone"}]), {"error": "gone"})
+
     def test_the_table_of_programs_tells_losses_and_those_of_two_native_runs(self):
         def of(value):
             return {"median": value, "p20": value, "p80": value}
