@@ -2126,6 +2126,8 @@ multiply_part(struct sums<TOKENS> *total, const struct part<NF4> &part, struct t
 #pragma unroll
 	for (int step = 0; step < STEPS; step++) {
 		uint32_t b[TOKENS / 8][2];
+		if (TOKENS > 16) /* keeps the compiler from loading all of X first, and spilling */
+			__syncwarp();
 		load_x<TOKENS>(x, step, b);
 #pragma unroll
 		for (int q = 0; q < QUARTERS; q++) {
