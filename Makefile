@@ -110,11 +110,15 @@ $(B)/obj/%.S.o: %.S $(FLAGS)
 	$(say) AS $<
 	$(Q)$(CC) $(QS_CPPFLAGS) $(CPPFLAGS) $(QS_CFLAGS) -Wa,-I,$(KERNELS) -c $< -o $@
 
+# What the assembler says of each kernel (registers, shared memory, spills) is kept beside the code;
+# scripts/lint reads it. Warnings are shown too.
 $(KERNELS)/%.fatbin: kernels/%.cu
 	@mkdir -p $(@D)
 	$(say) NVCC "$< ($(GPUS))"
 	$(Q)$(NVCC) -fatbin $(GENCODE) $(NVCCFLAGS) -std=c++17 -allow-unsupported-compiler -I. \
-		-MMD -MP -MT $@ -MF $(@:.fatbin=.d) $< -o $@
+		-Xptxas -v -MMD -MP -MT $@ -MF $(@:.fatbin=.d) $< -o $@ 2>$(@:.fatbin=.log); \
+	status=$$?; sed '/^ptxas info    : [^(]/d; /bytes stack frame/d' $(@:.fatbin=.log) >&2; \
+	exit $$status
 
 # Files included by the assembler are not in its dependency files.
 $(B)/obj/src/device/embed.S.o: $(FATBINS)
