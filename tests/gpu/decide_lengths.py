@@ -1,9 +1,9 @@
 """Batches of any length, whole steps of which are compared with what qshim replaces and without.
 
 The same training loop twice, each batch of another number of tokens: once as fast as the device allows,
-where fp8 makes the steps shorter and must stay; and once with a pause in each step, as of a program that
-waits for its data, where nothing is gained, so that all of it must be given back, batches of lengths that
-come for the first time after that included. Runs without the preload itself.
+where fp8 makes the steps shorter and must stay; and once as a program whose data comes at a fixed rate,
+slower than it could take it, where nothing can be gained, so that all of it must be given back, batches of
+lengths that come for the first time after that included. Runs without the preload itself.
 """
 import collections
 import json
@@ -14,11 +14,11 @@ import time
 from support import decisions, need, preloaded, report
 
 WIDTH, LAYERS, LONGEST, STEPS = 4096, 4, 8192, 560
-PAUSE_S = 0.025
+RATE_HZ = 30
 LATE = 40  # steps at the end, whose products count
 
 
-def train(pause):
+def train(waits):
     torch = need("torch")
     torch.manual_seed(0)
     lengths = torch.randint(LONGEST // 4 + 1, LONGEST + 1, (STEPS,)).tolist()
@@ -27,12 +27,14 @@ def train(pause):
                                       for _ in range(LAYERS)))
         x = torch.randn(LONGEST, WIDTH, dtype=torch.bfloat16)
     x.requires_grad_()  # so that each layer has all three products
+    due = time.monotonic()
     for tokens in lengths:
+        if waits:
+            time.sleep(max(0, due - time.monotonic()))
+            due = max(due, time.monotonic() - 1 / RATE_HZ) + 1 / RATE_HZ
         model(x[:tokens]).square().mean().backward()  # a sum's gradient is one number, expanded
         model.zero_grad(set_to_none=True)
         x.grad = None
-        if pause:
-            time.sleep(PAUSE_S)
     torch.cuda.synchronize()
     print(json.dumps({"late": sorted(set(lengths[-LATE:]) - set(lengths[:-LATE]))}))
 
