@@ -10,11 +10,17 @@
  *
  * Storage. W is cut into tiles of 64 rows x 64 columns, numbered along k first; the last tiles
  * along n are filled up with zeros. Inside a tile, elements lie as mma.m16n8k16 wants its A
- * operand: with row = 16 w + 8 high + g and column = 16 step + 8 half + 2 t + odd, lane = 32 w + 4
- * g + t NF4: byte  16 lane + 4 step + 2 half + high            odd = 0 in the upper four bits fp8:
- * byte  16 lane + 2048 (step / 2) + 8 (step % 2) + 4 half + 2 odd + high An NF4 tile ends with the
- * bf16 absmax of its 64 rows, row above at 16 w + 2 g + high. That is 4.25 bits a weight. An fp8
- * weight has one fp32 scale for each row besides.
+ * operand. With
+ *
+ *     row = 16 w + 8 high + g, column = 16 step + 8 half + 2 t + odd, lane = 32 w + 4 g + t
+ *
+ * an element is in
+ *
+ *     NF4: byte 16 lane + 4 step + 2 half + high, odd = 0 in its upper four bits
+ *     fp8: byte 16 lane + 2048 (step / 2) + 8 (step % 2) + 4 half + 2 odd + high
+ *
+ * An NF4 tile ends with the bf16 absmax of its 64 rows, row above at 16 w + 2 g + high. That is
+ * 4.25 bits a weight. An fp8 weight has one fp32 scale for each row besides.
  *
  * NF4 numbers are those of bitsandbytes's CUDA kernels, bit for bit: absmax = max |x| of 64
  * elements along k; code(x * (1 / absmax)) by comparing with the midpoints between the codebook's
