@@ -219,6 +219,12 @@ static bool is_shared(const struct qs_counter *counter)
 	return counter == &alone || (header && counter == &slots_of(header)[slots - 1]);
 }
 
+int64_t qs_counter_index(const struct qs_counter *counter)
+{
+	struct qs_counter_header *header = atomic_load_explicit(&table, memory_order_acquire);
+	return header && !is_shared(counter) ? counter - slots_of(header) : -1;
+}
+
 void qs_counter_decide(struct qs_counter *counter, enum qs_action action, enum qs_reason reason,
                        const char *rule)
 {

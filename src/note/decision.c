@@ -105,6 +105,8 @@ static size_t make_line(const struct qs_decision *d, const char *key)
 	qs_json_text(&json, "reason", qs_reason_code(d->reason), WORD_ROOM);
 	qs_json_text(&json, "detail", d->detail, TEXT_ROOM);
 	qs_json_text(&json, "library", d->library, PATH_ROOM);
+	if (d->counter && qs_counter_index(d->counter) >= 0)
+		qs_json_number(&json, "counter", qs_counter_index(d->counter));
 	return qs_json_end(&json);
 }
 

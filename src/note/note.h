@@ -9,7 +9,7 @@
  * write.c     qs_write
  * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
- *             qs_counter_escaped qs_counter_header
+ *             qs_counter_escaped qs_counter_header qs_counter_index
  * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
  * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_memory
  *             qs_note_notice
@@ -131,6 +131,10 @@ void qs_counter_decide(struct qs_counter *counter, enum qs_action action, enum q
  * thread has `used` == 0 and is to be skipped. */
 const struct qs_counter *qs_counter_at(size_t index);
 
+/* The same the other way: the slot's index in the file, -1 for "other", which stands for many keys.
+ */
+int64_t qs_counter_index(const struct qs_counter *counter);
+
 /* Operands of a form kept from one product to the next: bytes more or less, and a use, before which
  * the whole source was `checked` or not. */
 void qs_counter_kept(int form, int64_t bytes);
@@ -152,6 +156,7 @@ struct qs_decision {
 	enum qs_reason reason; /* why                                                        */
 	const char *detail;    /* one clause more, or NULL                                   */
 	const char *library;   /* path of the copy of cuBLAS, or NULL                        */
+	const struct qs_counter *counter; /* slot of the key, or NULL                        */
 };
 void qs_note_decision(const struct qs_decision *decision);
 

@@ -32,6 +32,7 @@ static void note(const struct qs_plan *plan, const struct qs_gemm *g, enum qs_ac
 	        .reason = reason,
 	        .detail = detail && *detail ? detail : NULL,
 	        .library = g->library->path,
+	        .counter = plan->counter,
 	});
 }
 

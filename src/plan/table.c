@@ -52,6 +52,7 @@ static void announce(const struct qs_plan *plan, enum qs_action action, enum qs_
 	        .reason = reason,
 	        .detail = detail,
 	        .library = plan->library,
+	        .counter = plan->counter,
 	});
 }
 

@@ -149,6 +149,8 @@ START_TEST(keys_beyond_the_table_share_the_last_slot)
 	ck_assert_int_eq(other->action, QS_ACTION_NATIVE);
 	ck_assert_int_eq(other->reason, QS_REASON_CACHE_FULL);
 	ck_assert_double_eq(other->flops, 0.0);
+	ck_assert_int_eq(qs_counter_index(last), 15);
+	ck_assert_int_eq(qs_counter_index(other), -1);
 	ck_assert_uint_eq(read_counters(getpid())->header.used, 16);
 	ck_assert_str_eq(image.slots[16].key, "other");
 	ck_assert_uint_eq(image.slots[16].used, 1);

@@ -84,6 +84,8 @@ START_TEST(a_full_decision_has_every_member)
 	        .library = "/opt/lib/libcublas.so.13",
 	};
 	qs_note_start(&options);
+	qs_counter_new("before", &key, QS_ACTION_NATIVE, QS_REASON_SMALL, NULL, NULL);
+	decision.counter = qs_counter_new("key", &key, QS_ACTION_FP8, QS_REASON_RULE, "mlp", NULL);
 	qs_note_decision(&decision);
 	ck_assert_str_eq(line_at(decisions(getpid()), 1),
 	                 "{\"v\":1,\"rank\":0,\"t\":\"decision\","
@@ -92,7 +94,7 @@ START_TEST(a_full_decision_has_every_member)
 	                 "\"layer\":\"model.layers.3.mlp.up_proj\",\"rule\":\"mlp\","
 	                 "\"action\":\"fp8\",\"scale\":\"row\",\"reason\":\"rule\","
 	                 "\"detail\":\"a clause more\","
-	                 "\"library\":\"/opt/lib/libcublas.so.13\"}\n");
+	                 "\"library\":\"/opt/lib/libcublas.so.13\",\"counter\":1}\n");
 }
 END_TEST
 
