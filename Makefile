@@ -207,10 +207,11 @@ $(GPU_TESTS) $(GPU_BENCH): $(B)/gpu/%: $(B)/obj/tests/gpu/%.c.o $(ORACLE) $(SUPP
 	$(Q)$(CC) $(QS_LDFLAGS) $(filter %.o,$^) $(CHECK_LIBS) -Wl,--allow-shlib-undefined $(CUDA_LIBS) \
 		$(addprefix -Wl$(comma)-rpath$(comma),$(sort $(dir $(CUDA_LIBS)))) $(LINK_ARCHIVE) -lm -ldl -o $@
 
-$(FUZZERS): $(B)/%: $(B)/obj/tests/%.c.o $(ARCHIVE)
+$(FUZZERS): $(B)/%: $(B)/obj/tests/%.c.o $(filter-out %/main.c.o,$(CLI_OBJ)) $(ARCHIVE)
 	@mkdir -p $(@D)
 	$(say) LD $@
-	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer,address,undefined $< $(LINK_ARCHIVE) -lm -ldl -o $@
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer,address,undefined $(filter %.o,$^) $(LINK_ARCHIVE) \
+		-ljansson -lelf -lm -ldl -o $@
 
 tests: all $(CPU_TESTS) $(INTERCEPT_NEEDS) $(SOFTCUDA) $(APPS) ## build the CPU tests
 gpu: all $(GPU_TESTS) $(GPU_BENCH) $(SOFTCUDA) $(APPS) ## build the GPU tests and benchmarks

@@ -7,6 +7,7 @@
  * tune.c     qs_cli_tune: the same, measuring without a limit, into the tuned file
  * start.c    qs_cli_start: what both have in common
  * labels.c   qs_cli_labels: what names its layers
+ * inspect.c  qs_cli_inspect: what a run did (records.h, group.h)
  * policy.c   qs_cli_policy: check and show policies
  * reasons.c  qs_cli_reasons: the reason codes as text or Markdown
  */
@@ -31,6 +32,7 @@ int qs_cli_start(bool (*check)(const struct qs_options *options), const char *la
  * What cannot be set up is told on stderr, and the program runs without labels; -1 = no such
  * source. */
 int qs_cli_labels(const char *source, const char *library, char *const *command);
+int qs_cli_inspect(int argc, char **argv);
 int qs_cli_policy(int argc, char **argv);
 int qs_cli_reasons(int argc, char **argv);
 

@@ -31,6 +31,12 @@ static const struct command commands[] = {
          "    long that takes, and keeps the results: later runs decide by them at once\n"
          "    -f, --file    the tuned file (default: that of the policy)\n"
          "    -p, -o, -l, -q as for run\n"},
+        {"inspect", qs_cli_inspect, "[-b NAME] [-n ROWS] [-j] DIR",
+         "    what a run did, of all its processes: DIR is what -o or QSHIM_OUT named\n"
+         "    -b, --by      key (default), layer, role, weight, rule, action, reason, api, rank\n"
+         "                  or process: what the rows of the tables have in common\n"
+         "    -n, --rows    of each table, 0 = all (default: 40)\n"
+         "    -j, --json    all rows as JSON\n"},
         {"policy", qs_cli_policy, "check|show [FILE|PRESET]",
          "    check reports what is wrong; show prints all settings, the keys a rule may have\n"
          "    and the rules (default: what QSHIM_POLICY and QSHIM_SET say)\n"},

@@ -183,6 +183,13 @@ struct qs_counter *qs_counter_new(const char *key_text, const struct qs_key *key
 	return counter;
 }
 
+const char *qs_kept_name(int form)
+{
+	static const char *const names[QS_KEPT_FORMS] = {"fp8", "fp8 transposed", "nf4",
+	                                                 "fp8 tiles"};
+	return names[form];
+}
+
 void qs_counter_kept(int form, int64_t bytes)
 {
 	struct qs_counter_header *header = atomic_load_explicit(&table, memory_order_acquire);

@@ -9,7 +9,7 @@
  * write.c     qs_write
  * decision.c  qs_note_decision qs_note_policy
  * counter.c   qs_counter_new qs_counter_decide qs_counter_at qs_counter_kept qs_counter_kept_use
- *             qs_counter_escaped qs_counter_header qs_counter_index
+ *             qs_counter_escaped qs_counter_header qs_counter_index qs_kept_name
  * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
  * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_memory
  *             qs_note_notice
@@ -135,6 +135,8 @@ const struct qs_counter *qs_counter_at(size_t index);
  */
 int64_t qs_counter_index(const struct qs_counter *counter);
 
+/* What such a form is called, "nf4". */
+const char *qs_kept_name(int form);
 /* Operands of a form kept from one product to the next: bytes more or less, and a use, before which
  * the whole source was `checked` or not. */
 void qs_counter_kept(int form, int64_t bytes);

@@ -163,8 +163,6 @@ static void put_memory(uint64_t kept)
 static void put_kept(void)
 {
 	uint64_t sum = 0;
-	static const char *const names[QS_KEPT_FORMS] = {"fp8", "fp8 transposed", "nf4",
-	                                                 "fp8 tiles"};
 	const struct qs_counter_header *header = qs_counter_header();
 	for (int i = 0; header && i < QS_KEPT_FORMS; i++) {
 		uint64_t bytes = atomic_load(&header->kept_bytes[i]);
@@ -175,8 +173,8 @@ static void put_kept(void)
 		sum += bytes;
 		put("qshim: kept as %s: %.1f MiB of weights, used by %llu product%s, "
 		    "%llu of them after a check",
-		    names[i], (double)bytes / MIB, (unsigned long long)uses, uses == 1 ? "" : "s",
-		    (unsigned long long)checks);
+		    qs_kept_name(i), (double)bytes / MIB, (unsigned long long)uses,
+		    uses == 1 ? "" : "s", (unsigned long long)checks);
 		put_escapes(atomic_load(&header->kept_escapes[i]));
 	}
 	put_memory(sum < memory ? sum : memory);

@@ -1,3 +1,3 @@
 # tests/cli: the qshim command as a person meets it.
 
-CPU_TESTS += tests/cli/test_cli
+CPU_TESTS += tests/cli/test_cli tests/cli/test_inspect
