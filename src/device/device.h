@@ -30,6 +30,8 @@ struct qs_options;
 #define QS_DRIVER_API(X)                                                                           \
 	X(cuCtxGetCurrent)                                                                         \
 	X(cuCtxGetDevice)                                                                          \
+	X(cuCtxPopCurrent_v2)                                                                      \
+	X(cuCtxPushCurrent_v2)                                                                     \
 	X(cuDeviceGetAttribute)                                                                    \
 	X(cuDeviceTotalMem_v2)                                                                     \
 	X(cuEventCreate)                                                                           \
@@ -51,6 +53,7 @@ struct qs_options;
 	X(cuPointerGetAttribute)                                                                   \
 	X(cuStreamCreate)                                                                          \
 	X(cuStreamDestroy_v2)                                                                      \
+	X(cuStreamGetCtx)                                                                          \
 	X(cuStreamSynchronize)                                                                     \
 	X(cuStreamWaitEvent)                                                                       \
 	X(cuStreamIsCapturing)                                                                     \

@@ -6,6 +6,10 @@
  * inside structs that are passed by value: a pointer is aligned wherever the compiler put it. A
  * CUtensorMap holds the address it is made for, or was last given, in its first word.
  *
+ * NCCL's kernels are known by their names. Since 2.23 what they are to do, buffers included, lies
+ * in their one argument if there is room for it; else it is somewhere in memory, as in older
+ * versions always, and everything may be written.
+ *
  * Handles are used again once a module is unloaded, so what is kept belongs to a generation, and is
  * asked again in a later one.
  */
@@ -33,8 +37,12 @@ struct piece {
 
 struct layout {
 	_Atomic uint32_t generation;
-	bool opaque;    /* what it writes does not show in its arguments */
-	uint32_t count; /* pieces                                        */
+	enum {
+		PLAIN,
+		OPAQUE, /* what it writes does not show in its arguments  */
+		STORED, /* it may: NCCL's, see work_is_stored             */
+	} kind;
+	uint32_t count; /* pieces */
 	struct piece piece[];
 };
 
@@ -79,19 +87,35 @@ static CUresult ask(enum kind kind, CUfunction function, size_t index, size_t *o
 	return info ? info(function, index, offset, size) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* NCCL's kernels find their buffers in a work queue in memory. */
-static bool is_opaque(enum kind kind, CUfunction function)
+/* NULL if the driver does not tell. Names of functions of C++ are mangled. */
+static const char *name_of(enum kind kind, CUfunction function)
 {
-	static const char *const prefixes[] = {"ncclDevKernel", "ncclKernel"};
 	name_function *ask_name = kind == KERNEL ? QS_DRIVER(name_function, cuKernelGetName)
 	                                         : QS_DRIVER(name_function, cuFuncGetName);
 	const char *name = NULL;
-	if (!ask_name || ask_name(&name, function) || !name)
-		return true;
-	for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
-		if (!strncmp(name, prefixes[i], strlen(prefixes[i])))
-			return true;
-	return false;
+	return ask_name && !ask_name(&name, function) ? name : NULL;
+}
+
+bool qs_function_is_ours(CUfunction function)
+{
+	const char *name = name_of(FUNCTION, function);
+	return name && !strncmp(name, "qs_", strlen("qs_"));
+}
+
+/* The symmetric kernels of NCCL get windows, which are mapped anew, and offsets in them. */
+static int kind_of(enum kind kind, CUfunction function)
+{
+	static const char *const parts[] = {"ncclDevKernel", "ncclKernel", "ncclSymDevKernel",
+	                                    "ncclSymkDevKernel"};
+	const char *name = name_of(kind, function);
+	if (!name)
+		return OPAQUE;
+	if (strstr(name, "ncclDevKernelArgsStorage"))
+		return STORED;
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+		if (strstr(name, parts[i]))
+			return OPAQUE;
+	return PLAIN;
 }
 
 static void add_piece(struct layout *layout, size_t index, size_t offset, size_t size)
@@ -125,7 +149,7 @@ static struct layout *describe(CUfunction function)
 	struct layout *layout = make_layout(count);
 	if (!layout)
 		return NULL;
-	layout->opaque = is_opaque(kind, function);
+	layout->kind = kind_of(kind, function);
 	for (size_t i = 0; i < count; i++)
 		if (!ask(kind, function, i, &offset, &size))
 			add_piece(layout, i, offset, size);
@@ -150,7 +174,7 @@ static struct slot *slot_of(CUfunction function)
 
 static bool same(const struct layout *a, const struct layout *b)
 {
-	return a->opaque == b->opaque && a->count == b->count &&
+	return a->kind == b->kind && a->count == b->count &&
 	       !memcmp(a->piece, b->piece, a->count * sizeof *a->piece);
 }
 
@@ -214,17 +238,41 @@ static const char *buffer_of(void *const *extra, size_t *size)
 	return buffer;
 }
 
+/* NCCL gives as much of its argument as is in use. */
 static bool scan_buffer(struct qs_scan *scan, const struct layout *layout, void *const *extra)
 {
 	size_t size;
 	const char *buffer = buffer_of(extra, &size);
 	for (uint32_t i = 0; buffer && i < layout->count; i++) {
 		const struct piece *piece = &layout->piece[i];
-		if (piece->offset + piece->words * WORD > size)
-			return false;
-		scan_words(scan, buffer + piece->offset, piece->words, piece->offset);
+		uint32_t words = piece->words;
+		if (piece->offset + words * WORD > size) {
+			if (layout->kind != STORED)
+				return false;
+			words = (uint32_t)((size - piece->offset) / WORD);
+		}
+		scan_words(scan, buffer + piece->offset, words, piece->offset);
 	}
 	return buffer;
+}
+
+/* The argument begins with struct ncclDevKernelArgs (NCCL 2.23 to 2.28): two words, then, in a
+ * byte, where the work is, of which 0 says that it follows here, and last the address of where it
+ * is otherwise. */
+static bool work_is_stored(void *const *params, void *const *extra)
+{
+	enum {
+		TYPE_AT = 16,
+		ADDRESS_AT = 24,
+		SIZE = 32
+	};
+	size_t size = SIZE;
+	uint64_t address;
+	const char *args = params ? params[0] : extra ? buffer_of(extra, &size) : NULL;
+	if (!args || size < SIZE)
+		return false;
+	memcpy(&address, args + ADDRESS_AT, sizeof address);
+	return args[TYPE_AT] == 0 && !address;
 }
 
 static bool scan(struct qs_scan *to, const struct layout *layout, void *const *params,
@@ -243,7 +291,11 @@ static bool scan(struct qs_scan *to, const struct layout *layout, void *const *p
 bool qs_scan_launch(struct qs_scan *to, void *const *params, void *const *extra)
 {
 	const struct layout *layout = layout_of(to->function);
-	return layout && !layout->opaque && scan(to, layout, params, extra);
+	if (!layout || layout->kind == OPAQUE)
+		return false;
+	if (layout->kind == STORED && !work_is_stored(params, extra))
+		return false;
+	return scan(to, layout, params, extra);
 }
 
 uint64_t qs_use_of(CUfunction function, uint64_t word, unsigned offset)

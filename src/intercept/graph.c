@@ -127,6 +127,8 @@ static void found(struct qs_scan *scan, uint64_t word, unsigned offset)
 }
 
 typedef CUresult kernel_function(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *params);
+typedef CUresult attribute_function(CUgraphNode node, CUkernelNodeAttrID attribute,
+                                    CUkernelNodeAttrValue *value);
 typedef CUresult copy_function(CUgraphNode node, CUDA_MEMCPY3D *params);
 typedef CUresult fill_function(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *params);
 typedef CUresult child_function(CUgraphNode node, CUgraph *graph);
@@ -135,12 +137,25 @@ typedef CUresult free_function(CUgraphNode node, CUdeviceptr *address);
 typedef CUresult nodes_function(CUgraph graph, CUgraphNode *nodes, size_t *count);
 typedef CUresult type_function(CUgraphNode node, CUgraphNodeType *type);
 
+#if CUDA_VERSION >= 12040
+/* Kernels may give it other arguments while the graph runs. */
+static bool is_updatable(CUgraphNode node)
+{
+	attribute_function *get = QS_DRIVER(attribute_function, cuGraphKernelNodeGetAttribute);
+	CUkernelNodeAttrValue value = {0};
+	return get && !get(node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, &value) &&
+	       value.deviceUpdatableKernelNode.deviceUpdatable;
+}
+#else
+#define is_updatable(node) false
+#endif
+
 static bool read_kernel(struct record *record, CUgraphNode node)
 {
 	kernel_function *get = QS_DRIVER(kernel_function, cuGraphKernelNodeGetParams_v2);
 	CUDA_KERNEL_NODE_PARAMS params = {0};
 	struct reading reading = {.record = record};
-	if (!get || get(node, &params))
+	if (!get || get(node, &params) || is_updatable(node))
 		return false;
 	struct qs_scan scan = {.low = WORD_LEAST,
 	                       .high = UINT64_MAX,
@@ -148,6 +163,8 @@ static bool read_kernel(struct record *record, CUgraphNode node)
 	                       .to = &reading,
 	                       .found = found};
 	reading.own = qs_track_is_own(scan.function, &reading.written);
+	if (!reading.own && qs_function_is_ours(scan.function)) /* see qs_track_own_function */
+		return false;
 	return qs_scan_launch(&scan, params.kernelParams, params.extra) && !reading.full;
 }
 
@@ -351,10 +368,16 @@ void qs_graphs_by_kernels(void)
 	atomic_store(&by_kernels, true);
 }
 
+/* Under the lock. NULL also where a launch may launch others. */
+static struct record *find_alone(CUgraphExec exec)
+{
+	return atomic_load(&by_kernels) ? NULL : find(exec);
+}
+
 bool qs_graph_uses(CUgraphExec exec, uint64_t descriptor)
 {
 	take_lock();
-	const struct record *record = find(exec);
+	const struct record *record = find_alone(exec);
 	bool uses = !record;
 	for (size_t i = 0; record && i < record->copies && !uses; i++)
 		uses = record->touches[record->count + i].first == descriptor;
@@ -366,7 +389,7 @@ bool qs_graph_copies(CUgraphExec exec, size_t from, uint64_t *descriptors, size_
 {
 	const size_t room = *count;
 	take_lock();
-	const struct record *record = find(exec);
+	const struct record *record = find_alone(exec);
 	*count = 0;
 	for (size_t i = from; record && i < record->copies && *count < room; i++)
 		descriptors[(*count)++] = record->touches[record->count + i].first;

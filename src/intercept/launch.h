@@ -1,6 +1,7 @@
 /* What launches write: kernels by their arguments, graphs by their nodes.
  *
  * arguments.c  qs_scan_launch qs_use_of qs_launched qs_is_capturing qs_functions_unloaded
+ *              qs_function_is_ours
  * graph.c      qs_graph_made qs_graph_uses qs_graph_copies qs_graph_forgotten
  *              qs_graphs_forgotten qs_graphs_by_kernels qs_graph_launched
  * written.c    qs_extent_of_copy qs_extent_of_fill
@@ -26,6 +27,8 @@ struct qs_scan {
 /* Arguments as one of the two: an array of pointers, or a list that ends in a packed buffer. False
  * if what the kernel can write is not known. */
 bool qs_scan_launch(struct qs_scan *scan, void *const *params, void *const *extra);
+/* The name says so: it begins with "qs_". False if the driver does not tell names. */
+bool qs_function_is_ours(CUfunction function);
 /* Names a use for qs_track_argument(). Never 0. */
 uint64_t qs_use_of(CUfunction function, uint64_t word, unsigned offset);
 /* Reports a launch outside of hooked calls. */

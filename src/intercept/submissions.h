@@ -180,7 +180,8 @@
 	X(cuWaitExternalSemaphoresAsync)                                                           \
 	X(cuWaitExternalSemaphoresAsync_ptsz)
 
-/* Memory that goes away, moves, or becomes another under the same address. */
+/* Memory that goes away, moves, or becomes another under the same address. Handles of memory are in
+ * the last group. */
 #define QS_SUBMISSION_MEMORY(X)                                                                    \
 	X(cuFlushGPUDirectRDMAWrites)                                                              \
 	X(cuGraphicsMapResources)                                                                  \
@@ -198,7 +199,6 @@
 	X(cuMemFreeAsync_ptsz)                                                                     \
 	X(cuMemFreeHost)                                                                           \
 	X(cuMemFree_v2)                                                                            \
-	X(cuMemMap)                                                                                \
 	X(cuMemMapArrayAsync)                                                                      \
 	X(cuMemMapArrayAsync_ptsz)                                                                 \
 	X(cuMemPrefetchAsync)                                                                      \
@@ -208,9 +208,6 @@
 	X(cuMemPrefetchBatchAsync)                                                                 \
 	X(cuMemPrefetchBatchAsync_ptsz)                                                            \
 	X(cuMemSetAccess)                                                                          \
-	X(cuMemUnmap)                                                                              \
-	X(cuMulticastBindMem)                                                                      \
-	X(cuMulticastBindMem_v2)                                                                   \
 	X(cuMulticastUnbind)
 
 /* What must be known of graphs, functions, and memory that others can write. */
@@ -248,11 +245,20 @@
 	X(cuIpcOpenMemHandle)                                                                      \
 	X(cuIpcOpenMemHandle_v2)                                                                   \
 	X(cuLibraryUnload)                                                                         \
+	X(cuMemExportToShareableHandle)                                                            \
+	X(cuMemGetHandleForAddressRange)                                                           \
+	X(cuMemImportFromShareableHandle)                                                          \
+	X(cuMemMap)                                                                                \
 	X(cuMemPoolExportPointer)                                                                  \
 	X(cuMemPoolImportPointer)                                                                  \
+	X(cuMemRelease)                                                                            \
+	X(cuMemRetainAllocationHandle)                                                             \
+	X(cuMemUnmap)                                                                              \
 	X(cuModuleUnload)                                                                          \
 	X(cuMulticastBindAddr)                                                                     \
-	X(cuMulticastBindAddr_v2)
+	X(cuMulticastBindAddr_v2)                                                                  \
+	X(cuMulticastBindMem)                                                                      \
+	X(cuMulticastBindMem_v2)
 
 /* Counted only, unless something is watched. */
 #define QS_SUBMISSION_COUNTED(X)                                                                   \

@@ -17,6 +17,7 @@
 #include "intercept/intercept.h"
 #include "intercept/launch.h"
 #include "operand/cache.h"
+#include "operand/mapping.h"
 #include "operand/track.h"
 
 /* Versions of the driver's interface, of which the functions below are known. */
@@ -241,9 +242,51 @@ static void tell_free(const struct qs_call *call)
 	qs_track_gone(qs_pointer(call, 0), 0);
 }
 
-static void tell_map(const struct qs_call *call)
+static void tell_access(const struct qs_call *call)
 {
 	qs_track_gone(qs_pointer(call, 0), qs_argument(call, 1));
+}
+
+/* Nothing was there before. */
+static void tell_map(const struct qs_call *call)
+{
+	tell_access(call);
+	qs_mapping_add(qs_argument(call, 0), qs_argument(call, 1), qs_argument(call, 3));
+}
+
+static void tell_unmap(const struct qs_call *call)
+{
+	tell_access(call);
+	qs_mapping_remove(qs_argument(call, 0), qs_argument(call, 1));
+}
+
+static void tell_handle_released(const struct qs_call *call)
+{
+	qs_mapping_release(qs_argument(call, 0));
+}
+
+static void tell_handle_given(const struct qs_call *call)
+{
+	qs_mapping_share(qs_argument(call, 1));
+}
+
+/* The handle is what the call answered. */
+static void tell_handle_got(const struct qs_call *call)
+{
+	const CUmemGenericAllocationHandle *handle = qs_pointer(call, 0);
+	qs_mapping_share(*handle);
+}
+
+/* A handle of what is mapped there, for whatever use. */
+static void tell_handle_retained(const struct qs_call *call)
+{
+	qs_mapping_share_at(qs_argument(call, 1));
+	tell_handle_got(call);
+}
+
+static void tell_range_given(const struct qs_call *call)
+{
+	qs_mapping_share_range(qs_argument(call, 1), qs_argument(call, 2));
 }
 
 /* Memory at addresses that only the driver and another API know. */
@@ -310,10 +353,21 @@ static void tell_bind(const struct qs_call *call)
 			qs_track_shared(qs_pointer(call, i));
 }
 
+/* A variable of the module may be a weight, and one of another be where it was. */
+/* The first version has the handle where the second (of 13.1) has an offset, and an offset there.
+ */
+static void tell_bind_handle(const struct qs_call *call)
+{
+	qs_mapping_share(qs_argument(call, 2));
+	qs_mapping_share(qs_argument(call, 3));
+	qs_track_everything();
+}
+
 static void tell_unload(const struct qs_call *call)
 {
 	(void)call;
 	qs_functions_unloaded();
+	qs_track_everything();
 }
 
 /* ---- graphs ---- */
@@ -436,9 +490,14 @@ static const struct qs_effect effects[] = {
         {"cuMemFree", tell_free, NARROW | BEFORE},
         {"cuMemFreeAsync", tell_free, BEFORE},
         {"cuMemFreeHost", NULL, 0},
-        {"cuMemMap", tell_map, BEFORE},
-        {"cuMemUnmap", tell_map, BEFORE},
-        {"cuMemSetAccess", tell_map, BEFORE},
+        {"cuMemMap", tell_map, KEPT},
+        {"cuMemUnmap", tell_unmap, BEFORE | KEPT},
+        {"cuMemSetAccess", tell_access, BEFORE},
+        {"cuMemRelease", tell_handle_released, BEFORE | KEPT},
+        {"cuMemExportToShareableHandle", tell_handle_given, FAILED | KEPT},
+        {"cuMemImportFromShareableHandle", tell_handle_got, KEPT},
+        {"cuMemRetainAllocationHandle", tell_handle_retained, KEPT},
+        {"cuMemGetHandleForAddressRange", tell_range_given, FAILED | KEPT},
         {"cuMemMapArrayAsync", NULL, 0},
         {"cuGraphicsMapResources", tell_moved, BEFORE},
         {"cuGraphicsUnmapResources", tell_moved, BEFORE},
@@ -455,6 +514,7 @@ static const struct qs_effect effects[] = {
         {"cuMemPoolExportPointer", tell_export, FAILED | KEPT},
         {"cuMemPoolImportPointer", tell_import, KEPT},
         {"cuMulticastBindAddr", tell_bind, FAILED | KEPT},
+        {"cuMulticastBindMem", tell_bind_handle, FAILED | KEPT},
         {"cuModuleUnload", tell_unload, BEFORE | KEPT},
         {"cuLibraryUnload", tell_unload, BEFORE | KEPT},
         {"cuGraphInstantiate", tell_instantiate, KEPT},

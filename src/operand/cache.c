@@ -473,6 +473,7 @@ static CUresult hold(struct qs_kept *kept, const struct qs_stream *stream)
 	CUuserObject object;
 	if (kept->capture == stream->capture)
 		return CUDA_SUCCESS;
+	qs_cache_own_kernels(kept->cache->context);
 	CUresult error = cu->cuUserObjectCreate(&object, kept, graph_gone, 1,
 	                                        CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
 	if (error)
@@ -729,11 +730,17 @@ void qs_kept_before_graph(CUgraphExec exec, CUstream handle)
 	struct qs_stream stream;
 	if (!atomic_load_explicit(&holds, memory_order_relaxed))
 		return;
+	const struct qs_driver *cu = qs_driver_get();
+	CUcontext of_stream, before;
+	const bool pushed = cu && !cu->cuStreamGetCtx(handle, &of_stream) &&
+	                    !cu->cuCtxPushCurrent_v2(of_stream);
 	struct qs_context *context = qs_context_current(NULL, false, &why);
 	struct qs_cache *cache =
 	        context ? atomic_load_explicit(&context->cache, memory_order_acquire) : NULL;
 	if (cache && cache->outcomes && qs_stream_describe(handle, &stream) && !stream.capturing)
 		prepare(cache, exec, &stream);
+	if (pushed)
+		cu->cuCtxPopCurrent_v2(&before);
 }
 
 void qs_kept_forked(void)

@@ -127,6 +127,8 @@ struct qs_kept {
 /* The cache of a context, made if new and `stream` is not capturing; else NULL and *why. */
 struct qs_cache *qs_cache_of(struct qs_context *context, const struct qs_stream *stream,
                              enum qs_reason *why);
+/* Makes the context's kernels known as ours (qs_track_own_function), if they are not. */
+void qs_cache_own_kernels(const struct qs_context *context);
 /* In a forked child: forget them. */
 void qs_caches_forked(void);
 /* Head of the list that a copy would be in. Under the cache's lock. */

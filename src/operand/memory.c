@@ -77,8 +77,11 @@ static struct qs_cache *caches[CACHES_MAX];
 static int count;
 
 /* So that graphs into which our kernels are captured are not taken to write what these read. */
-static void own_kernels(const struct qs_context *context)
+void qs_cache_own_kernels(const struct qs_context *context)
 {
+	int written;
+	if (qs_track_is_own(context->quantise, &written))
+		return; /* the others are too */
 	const CUfunction readers[] = {
 	        context->quantise,     context->repair,       context->rows,
 	        context->cast_columns, context->amax_columns, context->hash,
@@ -111,7 +114,7 @@ static struct qs_cache *create(struct qs_context *context)
 	if (error)
 		qs_message(QS_LOG_CACHE, "no weights are kept on device %d: %s", context->device,
 		           qs_error_name(error));
-	own_kernels(context);
+	qs_cache_own_kernels(context);
 	caches[count++] = cache;
 	atomic_store_explicit(&context->cache, cache, memory_order_release);
 	return cache;

@@ -17,6 +17,7 @@
 #include <cuda.h>
 
 #include "intercept/driver.h"
+#include "operand/mapping.h"
 
 #define USES_MAX     31 /* kernel uses remembered for each watch, as bits                */
 #define OTHER        (1u << USES_MAX)
@@ -589,14 +590,20 @@ static bool is_shared(uintptr_t start)
 	return false;
 }
 
+static bool can_be_shared(uintptr_t start, const void *first, const void *end)
+{
+	return is_shared(start) ||
+	       qs_mapping_is_shared((uintptr_t)first, (uintptr_t)end - (uintptr_t)first);
+}
+
 struct qs_watch *qs_watch_add(const void *first, const void *end)
 {
 	uintptr_t start = start_of(first);
-	if (!start || is_shared(start))
+	if (!start || can_be_shared(start, first, end))
 		return NULL;
 	struct qs_watch *watch = qs_watch_add_in(first, end, (const void *)start);
 	/* It may have been shared meanwhile. */
-	if (watch && is_shared(start))
+	if (watch && can_be_shared(start, first, end))
 		atomic_store(&watch->gone, true);
 	return watch;
 }

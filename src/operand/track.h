@@ -7,10 +7,10 @@
  *   - addresses that a kernel reads from device memory (NCCL's kernels are known by name, and make
  *     everything suspect);
  *   - variables of a module (__device__), which its kernels write without an argument;
- *   - another address of the same memory (a second cuMemMap, multicast);
+ *   - another address of the same memory, if it is no second cuMemMap (operand/mapping.h);
  *   - writers that are no submission: network cards and disks, the processor through a mapping of
- *     device memory, another process. Memory that the program shares with another process by IPC or
- *     gets from another API is not watched at all.
+ *     device memory, another process. Memory that the program shares with another process, by IPC
+ *     or by handles, or gets from another API is not watched at all.
  * A kernel that only reads a watched range is told from one that writes by what verifications find:
  * see qs_watch_readers.
  *
@@ -67,8 +67,9 @@ bool qs_watch_any(void);
 /* A kernel of ours (CUfunction), which the graphs that it is captured into must not take for one of
  * the program's: it reads what is watched, and writes for the program at most the memory at the
  * address that lies `written` bytes into its arguments (a multiple of 8), -1 = nothing. Forgotten
- * when a context is destroyed. Eager launches of ours are no submissions: report what they write by
- * qs_track_write. */
+ * when a context is destroyed, any context, until it is told again; graphs with a kernel of that
+ * name are not known meanwhile. Eager launches of ours are no submissions: report what they write
+ * by qs_track_write. */
 void qs_track_own_function(const void *function, int written);
 /* False if it is none of ours. */
 bool qs_track_is_own(const void *function, int *written);

@@ -16,8 +16,8 @@
 	X(cuEventRecord)                                                                           \
 	X(cuGraphClone)                                                                            \
 	X(cuMemAlloc_v2)                                                                           \
+	X(cuMemCreate)                                                                             \
 	X(cuMemGetInfo_v2)                                                                         \
-	X(cuMemRelease)                                                                            \
 	X(cuModuleLoadData)                                                                        \
 	X(cuStreamIsCapturing)                                                                     \
 	X(cuStreamGetPriority)

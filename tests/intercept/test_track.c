@@ -8,7 +8,7 @@
 #include "tests/support/suite.h"
 
 #define OPEN   "libqshim_open.so"
-#define SCENES 36 /* of track_kernels */
+#define SCENES 37 /* of track_kernels */
 
 static struct run result;
 
@@ -28,8 +28,8 @@ static void all_right(const char *program, const char *mode)
 	              result.out);
 }
 
-static const char *const forms[] = {"name",   "ask",   "unknown", "failed", "inside", "late",
-                                    "shared", "ended", "reused",  "forked", "once"};
+static const char *const forms[] = {"name",   "ask",     "unknown", "failed", "inside", "late",
+                                    "shared", "handles", "ended",   "reused", "forked", "once"};
 #define FORMS (int)(sizeof forms / sizeof *forms)
 
 START_TEST(every_form_of_every_function_hits_what_it_writes)

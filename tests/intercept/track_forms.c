@@ -237,12 +237,17 @@ static const struct row {
         {"cuMemFree", {P(2)}, 0, BITS(2, 2), NARROW | FAILS},
         {"cuMemFreeAsync", {P(2)}, 0, BITS(2, 2), FAILS},
         {"cuMemFreeHost", {P(2)}, 0, 0, 0},
-        {"cuMemMap", {P(2), PAGE + 1}, 0, BITS(2, 3), FAILS},
+        {"cuMemMap", {P(2), PAGE + 1, 0, 0x70}, 0, BITS(2, 3), 0},
         {"cuMemUnmap", {P(2), 3 * PAGE}, 0, BITS(2, 4), FAILS},
         {"cuMemSetAccess", {P(2), PAGE}, 0, BITS(2, 2), FAILS},
         {"cuMemMapArrayAsync", {P(2), 1}, 0, 0, 0},
         {"cuGraphicsMapResources", {1, P(2)}, 0, ALL, FAILS},
         {"cuGraphicsUnmapResources", {1, P(2)}, 0, ALL, FAILS},
+        {"cuMemRelease", {0x70}, 0, 0, 0},
+        {"cuMemExportToShareableHandle", {(word)&imported, 0x71}, 0, 0, 0},
+        {"cuMemImportFromShareableHandle", {(word)&imported}, 0, 0, 0},
+        {"cuMemRetainAllocationHandle", {(word)&imported, P(12)}, 0, 0, 0},
+        {"cuMemGetHandleForAddressRange", {0, P(5), PAGE}, 0, BITS(5, 5), FAILS},
         {"cuMulticastBindMem", {1, 0, 2}, ALL, 0, 0},
         {"cuMulticastUnbind", {1, 0}, ALL, 0, 0},
         {"cuMulticastBindAddr", {1, 0, P(6)}, 0, BITS(6, 6), FAILS},
@@ -259,8 +264,8 @@ static const struct row {
         {"cuIpcCloseMemHandle", {P(2)}, 0, BITS(2, 2), FAILS},
         {"cuMemPoolExportPointer", {(word)&imported, P(5)}, 0, BITS(5, 5), FAILS},
         {"cuMemPoolImportPointer", {(word)&imported, 1}, 0, BITS(4, 4), 0},
-        {"cuModuleUnload", {P(2)}, 0, 0, FAILS},
-        {"cuLibraryUnload", {P(2)}, 0, 0, FAILS},
+        {"cuModuleUnload", {P(2)}, ALL, 0, FAILS},
+        {"cuLibraryUnload", {P(2)}, ALL, 0, FAILS},
         {"cuGraphInstantiate", {(word)&exec, 0x20}, 0, 0, 0},
         {"cuGraphInstantiateWithFlags", {(word)&exec, 0x20}, 0, 0, 0},
         {"cuGraphInstantiateWithParams", {(word)&exec, 0x20, (word)&instantiate}, 0, 0, 0},
@@ -494,6 +499,72 @@ static int shared(void)
 	return say("shared", 2, (size_t)(gone != BITS(2, 5)) + later);
 }
 
+static void tell(const char *name, word a, word b, word c, word d)
+{
+	call((function *)find(driver(), name), (const word[WORDS]){a, b, c, d});
+}
+
+/* Page `i` comes from a handle. */
+static void map(int i, word handle)
+{
+	tell("cuMemMap", P(i), PAGE, 0, handle);
+}
+
+/* It can be watched, and then is. */
+static bool can_watch(int i)
+{
+	unwatch(page[i]);
+	page[i] = watch(P(i), (size_t)PAGE);
+	return page[i];
+}
+
+static bool is_gone(int i)
+{
+	return state(page[i]) == QS_WATCH_GONE && !can_watch(i);
+}
+
+/* The page is watched, then gone for what the call says of its handle. */
+static bool shares(int i, word handle, const char *name, word a, word b, word c, word d)
+{
+	map(i, handle);
+	const bool watched = can_watch(i);
+	tell(name, a, b, c, d);
+	return watched && is_gone(i);
+}
+
+/* Memory that others can write: by a handle, or at another address. */
+static int handles(void)
+{
+	CUmemGenericAllocationHandle other = 0x99;
+	size_t wrong = 0;
+	const word got = (word)&other;
+	wrong += !shares(2, 0x71, "cuMemExportToShareableHandle", got, 0x71, 1, 0);
+	map(9, 0x71);
+	wrong += can_watch(9);
+	wrong += !shares(3, 0x72, "cuMemMap", P(10), PAGE, 0, 0x72) || can_watch(10);
+	tell("cuMemImportFromShareableHandle", got, 7, 1, 0);
+	map(4, 0x99);
+	wrong += can_watch(4);
+	wrong += !shares(5, 0x73, "cuMemRetainAllocationHandle", got, P(5), 0, 0);
+	map(6, 0x74);
+	tell("cuMemRelease", 0x74, 0, 0, 0);
+	wrong += !can_watch(6);
+	map(11, 0x74); /* which is another's now */
+	wrong += !can_watch(11) || state(page[6]) == QS_WATCH_GONE;
+	tell("cuMemUnmap", P(2), PAGE, 0, 0);
+	map(2, 0x75);
+	wrong += !can_watch(2);
+	wrong += !shares(7, 0x76, "cuMulticastBindMem", 1, 0, 0x76, 0);
+	wrong += !shares(8, 0x77, "cuMulticastBindMem_v2", 1, 0, 0, 0x77);
+	wrong += !can_watch(12);
+	tell("cuMemGetHandleForAddressRange", got, P(12), PAGE, 1);
+	wrong += !is_gone(12) || !can_watch(13);
+	tell("cuMemRelease", 0x71, 0, 0, 0);
+	map(14, 0x71);
+	wrong += !can_watch(14);
+	return say("handles", 15, wrong);
+}
+
 /* ---- what another thread can see before a call has returned ---- */
 
 static unsigned gone_during;
@@ -508,7 +579,6 @@ static int ended(void)
 {
 	static const char *const ending[] = {"cuMemFree",
 	                                     "cuMemFreeAsync",
-	                                     "cuMemMap",
 	                                     "cuMemUnmap",
 	                                     "cuMemSetAccess",
 	                                     "cuGraphicsMapResources",
@@ -695,10 +765,11 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		int (*run)(void);
-	} modes[] = {{"name", by_name},  {"ask", by_ask},    {"unknown", unknown},
-	             {"failed", failed}, {"inside", inside}, {"late", late},
-	             {"shared", shared}, {"ended", ended},   {"reused", reused},
-	             {"forked", forked}, {"once", once},     {"cost", cost}};
+	} modes[] = {{"name", by_name},  {"ask", by_ask},      {"unknown", unknown},
+	             {"failed", failed}, {"inside", inside},   {"late", late},
+	             {"shared", shared}, {"handles", handles}, {"ended", ended},
+	             {"reused", reused}, {"forked", forked},   {"once", once},
+	             {"cost", cost}};
 	set_up();
 	fill_structs();
 	for (int i = 0; i < PAGES; i++)

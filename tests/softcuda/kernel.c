@@ -74,9 +74,35 @@ static void fill_each(void *const *params, unsigned grid, unsigned block)
 			((uint32_t *)(uintptr_t)each->target[i])[j] = each->value;
 }
 
+/* As NCCL's kernels get what they are to do: here, or in memory. */
+struct collective {
+	uint64_t comm, channels;
+	uint8_t type; /* 0 = here              */
+	uint32_t mask;
+	uint64_t work; /* or the address of the target */
+	uint64_t target;
+	uint32_t value, words;
+	uint64_t unused[8];
+};
+
+static void collect(void *const *params, unsigned grid, unsigned block)
+{
+	const struct collective *args = params[0];
+	const uint64_t *table = (const uint64_t *)(uintptr_t)args->work;
+	uint32_t *target = (uint32_t *)(uintptr_t)(args->type ? *table : args->target);
+	(void)grid, (void)block;
+	for (uint32_t i = 0; i < args->words; i++)
+		target[i] = args->value;
+}
+
 static const struct qs_oracle_kernel own[] = {
-        {"softcuda_fill_each", fill_each, {sizeof(struct each)}},
+        {"_Z31ncclDevKernel_Broadcast_RING_LL24ncclDevKernelArgsStorageILm4096EE",
+         collect,
+         {sizeof(struct collective)}},
+        {"_Z30ncclSymkDevKernel_AllGather_LL20ncclSymkDevWorkArgs4", fill, {8, 4, 8}},
+        {"_Z20ncclKernel_AllReduceP9ncclDevComm", fill, {8, 4, 8}},
         {"ncclDevKernel_softcuda_fill", fill, {8, 4, 8}},
+        {"softcuda_fill_each", fill_each, {sizeof(struct each)}},
         {"softcuda_fill", fill, {8, 4, 8}},
         {"softcuda_copy", copy, {8, 8, 8}},
         {"softcuda_add", add, {8, 4, 8}},
@@ -588,7 +614,8 @@ static CUresult check_geometry(const CUlaunchConfig *config, CUfunction function
 	return CUDA_SUCCESS;
 }
 
-/* Copies the arguments, given as an array of pointers or as one buffer. */
+/* Copies the arguments, given as an array of pointers or as one buffer, of which there may be less
+ * than the kernel has parameters: NCCL leaves out what is not in use. */
 static CUresult copy_params(struct launch *launch, void **params, void **extra, size_t total)
 {
 	const struct qs_oracle_kernel *code = launch->kernel->code;
@@ -604,10 +631,10 @@ static CUresult copy_params(struct launch *launch, void **params, void **extra, 
 		if (*extra == CU_LAUNCH_PARAM_BUFFER_SIZE)
 			bytes = *(const size_t *)extra[1];
 	}
-	if (!params && total && (!buffer || bytes < total))
+	if (!params && total && !buffer)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!params && total)
-		memcpy(launch->params, buffer, total);
+		memcpy(launch->params, buffer, bytes < total ? bytes : total);
 	return CUDA_SUCCESS;
 }
 

@@ -1850,6 +1850,34 @@ START_TEST(weights_that_no_graph_holds_any_more_are_not_checked_for_one)
 }
 END_TEST
 
+/* The launch of a graph by a kernel is not seen, so all that kernels can launch is checked before
+ * any launch that the host makes. */
+START_TEST(graphs_that_kernels_can_launch_are_checked_before_any_launch)
+{
+	begin(QS_VALIDITY_TRACKED);
+	struct weight *w = weight_kept(use_exact);
+	for (int i = 0; i < 8; i++) {
+		use_exact(w);
+		synchronise();
+	}
+	const CUdeviceptr to = allocate(8), from = allocate(8);
+	begin_capture();
+	copy_in(stream, to, from, 8);
+	struct recorded starter = end_capture();
+	qs_graph_made(starter.exec, starter.graph);
+	struct recorded r = capture(w, &toy_form, true);
+	qs_graph_made(r.exec, r.graph);
+	qs_graphs_by_kernels();
+	rewrite(w);
+	qs_kept_before_graph(starter.exec, stream);
+	ck_cuda(cu.cuGraphLaunch(starter.exec, stream));
+	ck_cuda(cu.cuGraphLaunch(r.exec, stream)); /* by the kernel in it */
+	synchronise();
+	memcpy(results[0]->meant, w->now, sizeof w->now);
+	ck_assert_double_ge(decibels(results[0]), LEAST_DB);
+}
+END_TEST
+
 START_TEST(a_graph_is_not_held_up_by_clean_weights)
 {
 	begin(QS_VALIDITY_TRACKED);
@@ -2180,6 +2208,7 @@ int main(void)
 	ADD(a_frozen_weight_is_audited_by_its_replays);
 	ADD(weights_that_no_graph_holds_any_more_are_not_checked_for_one);
 	ADD(what_a_graph_held_until_now_is_not_driven_out_first);
+	ADD(graphs_that_kernels_can_launch_are_checked_before_any_launch);
 	ADD(a_graph_is_not_held_up_by_clean_weights);
 	ADD(what_was_not_used_for_longest_makes_room);
 	ADD(weights_that_do_not_all_fit_stay_where_they_are);
