@@ -25,6 +25,14 @@
 #define MIB          ((size_t)1 << 20)
 #define PATIENCE     1 /* seconds that a trial waits for its stream, or for another */
 
+/* The outcome is in mapped host memory, which goes with its context. */
+struct qs_check_place {
+	const struct qs_context *context;
+	const struct qs_compare_outcome *outcome;
+	struct qs_accuracy *accuracy; /* NULL = not used yet */
+	uint64_t sequence;            /* of the last comparison that reports here */
+};
+
 /* One context's. Never freed. */
 struct qs_checks {
 	struct qs_context *context;
@@ -34,11 +42,8 @@ struct qs_checks {
 	uint64_t sequence;        /* of the last comparison                               */
 	uint64_t stream;          /* id of the stream that used the memory last, 0 = none */
 	int last;                 /* slot of that use, -1 = it does not report            */
-	struct {
-		struct qs_accuracy *accuracy; /* NULL = not used yet                      */
-		uint64_t sequence;
-	} slot[SLOTS + 1];
-	struct qs_compare_outcome *outcome; /* mapped host memory, one for each slot      */
+	struct qs_check_place slot[SLOTS + 1];
+	struct qs_compare_outcome *outcome; /* one for each slot                          */
 	struct qs_checks *next;             /* of another context                         */
 };
 
@@ -75,6 +80,8 @@ static struct qs_checks *create(struct qs_context *context)
 		memset(host, 0, bytes);
 		checks->outcome = host;
 	}
+	for (int i = 0; checks->outcome && i <= SLOTS; i++)
+		checks->slot[i] = (struct qs_check_place){context, &checks->outcome[i], NULL, 0};
 	checks->context = context;
 	pthread_mutex_init(&checks->lock, NULL);
 	return checks;
@@ -187,11 +194,13 @@ static bool compare(struct qs_checks *checks, const struct qs_gemm *g,
 	return true;
 }
 
-/* The last comparison is this one's: what it reports will be looked at. */
+/* The last comparison is this one's: what it reports will be looked at. One that is given up for it
+ * must not be found at its place. */
 static void expect(struct qs_checks *checks, struct qs_accuracy *accuracy)
 {
 	checks->slot[checks->last].accuracy = accuracy;
-	atomic_store(&accuracy->due, &checks->outcome[checks->last]);
+	atomic_store(&accuracy->pending, 0);
+	atomic_store(&accuracy->due, &checks->slot[checks->last]);
 	atomic_store_explicit(&accuracy->pending, checks->sequence, memory_order_release);
 }
 
@@ -367,15 +376,15 @@ static void take(struct qs_accuracy *accuracy, uint64_t pending,
 		judge(accuracy, outcome->sqnr);
 }
 
-void qs_accuracy_look(struct qs_accuracy *accuracy)
+void qs_accuracy_look(struct qs_accuracy *accuracy, const struct qs_context *context)
 {
 	const uint64_t pending = atomic_load_explicit(&accuracy->pending, memory_order_acquire);
 	if (!pending)
 		return;
-	const struct qs_compare_outcome *outcome = atomic_load(&accuracy->due);
-	if (!is_done(outcome, pending))
+	const struct qs_check_place *due = atomic_load(&accuracy->due);
+	if (due->context != context || !is_done(due->outcome, pending))
 		return;
-	const struct qs_compare_outcome seen = *outcome;
+	const struct qs_compare_outcome seen = *due->outcome;
 	take(accuracy, pending, &seen);
 }
 
@@ -384,10 +393,12 @@ void qs_accuracy_look(struct qs_accuracy *accuracy)
 static int take_slot(struct qs_checks *checks)
 {
 	for (int i = 0; i < SLOTS; i++) {
-		struct qs_accuracy *owner = checks->slot[i].accuracy;
+		const struct qs_check_place *place = &checks->slot[i];
+		struct qs_accuracy *owner = place->accuracy;
 		if (owner)
-			qs_accuracy_look(owner);
-		if (!owner || atomic_load(&owner->pending) != checks->slot[i].sequence)
+			qs_accuracy_look(owner, checks->context);
+		if (!owner || atomic_load(&owner->due) != place ||
+		    atomic_load(&owner->pending) != place->sequence)
 			return i;
 	}
 	return -1;
@@ -408,11 +419,17 @@ static void put_off(struct qs_accuracy *accuracy)
 	atomic_store(&accuracy->next, atomic_load(&accuracy->uses) + every);
 }
 
+/* One in another context is given up: if that is gone, it will never report. */
+static bool is_under_way(const struct qs_accuracy *accuracy, const struct qs_context *context)
+{
+	return atomic_load(&accuracy->pending) && atomic_load(&accuracy->due)->context == context;
+}
+
 /* With the checks locked. What has no place now may have it at the next product. */
 static bool begin(struct qs_check *check, const struct qs_gemm *g, const struct qs_stream *stream,
                   struct qs_failure *failure)
 {
-	if (atomic_load(&check->accuracy->pending))
+	if (is_under_way(check->accuracy, check->checks->context))
 		return false;
 	check->slot = take_slot(check->checks);
 	if (check->slot < 0 || !is_free(check->checks, stream))

@@ -22,14 +22,16 @@
 #include "kernels/compare.h"
 #include "note/note.h"
 
+struct qs_check_place; /* where checks report, one at a time */
+
 /* What is known of the accuracy of one key, or of one candidate for it in shadow mode. Lives as
  * long as the process; zero at first. */
 struct qs_accuracy {
-	const char *name;                             /* of the key, for messages                */
-	const char *layer;                            /* or ""                                   */
-	struct qs_shadow_row *row;                    /* of a candidate: where it is noted       */
-	bool described;                               /* of a candidate: so are its operands     */
-	const struct qs_compare_outcome *_Atomic due; /* where the check under way reports       */
+	const char *name;                         /* of the key, for messages                */
+	const char *layer;                        /* or ""                                   */
+	struct qs_shadow_row *row;                /* of a candidate: where it is noted       */
+	bool described;                           /* of a candidate: so are its operands     */
+	const struct qs_check_place *_Atomic due; /* of the check under way                  */
 	_Atomic double least;     /* dB that it must reach, negative = any                     */
 	_Atomic uint64_t pending; /* sequence of that check, 0 = none                          */
 	_Atomic uint64_t uses;    /* products that an engine was asked for                     */
@@ -66,8 +68,9 @@ bool qs_check_begin(struct qs_check *check, struct qs_accuracy *accuracy, double
 /* Submits the comparison if the engine has written D (`done`). */
 void qs_check_end(struct qs_check *check, const struct qs_gemm *g, const struct qs_stream *stream,
                   bool done);
-/* Takes note of a check that has reported, if there is one. */
-void qs_accuracy_look(struct qs_accuracy *accuracy);
+/* Takes note of a check in this context, which is current, that has reported, if there is one. NULL
+ * = none is: what a check in another context reports may be gone with it. */
+void qs_accuracy_look(struct qs_accuracy *accuracy, const struct qs_context *context);
 
 /* What would take the place of the program's own call. */
 struct qs_candidate {

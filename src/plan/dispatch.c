@@ -249,10 +249,11 @@ static bool replace(struct qs_plan *plan, const struct qs_gemm *g)
 	struct qs_stream stream;
 	struct qs_context *context = qs_context_current(qs_process()->options, false, &why);
 	struct qs_instance *instance = context ? find_instance(plan, context) : NULL;
-	if (instance && (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state)) ||
-	                 atomic_load(&instance->given_up)))
+	if (instance &&
+	    (!instance->state || (plan->shadow && !qs_shadow_is_due(instance->state, context)) ||
+	     atomic_load(&instance->given_up)))
 		return false;
-	qs_accuracy_look(plan->accuracy);
+	qs_accuracy_look(plan->accuracy, context);
 	if (qs_plan_demoted(plan, instance))
 		return pass_demoted(plan, g);
 	if (!context && why == QS_REASON_CONTEXT)

@@ -171,7 +171,7 @@ struct qs_shadow *qs_shadow_make(const struct qs_plan *plan, const struct qs_gem
                                  struct qs_failure *failure);
 /* Counts a use, takes note of what has been measured meanwhile, and says if this use is to be
  * measured: the first ones, and each check_every-th later. */
-bool qs_shadow_is_due(struct qs_shadow *shadow);
+bool qs_shadow_is_due(struct qs_shadow *shadow, const struct qs_context *context);
 /* Submits that, unless the stream is capturing. False with *failure filled if some of it failed. */
 bool qs_shadow_measure(struct qs_shadow *shadow, const struct qs_gemm *g,
                        struct qs_context *context, const struct qs_stream *stream,

@@ -103,12 +103,12 @@ struct qs_shadow *qs_shadow_make(const struct qs_plan *plan, const struct qs_gem
 	return NULL;
 }
 
-bool qs_shadow_is_due(struct qs_shadow *shadow)
+bool qs_shadow_is_due(struct qs_shadow *shadow, const struct qs_context *context)
 {
 	bool pending = false;
 	for (int i = 0; i < shadow->count; i++) {
 		struct qs_accuracy *accuracy = &shadow->candidate[i].accuracy;
-		qs_accuracy_look(accuracy);
+		qs_accuracy_look(accuracy, context);
 		pending |= atomic_load_explicit(&accuracy->pending, memory_order_relaxed) != 0;
 	}
 	const uint64_t use = atomic_fetch_add_explicit(&shadow->uses, 1, memory_order_relaxed);

@@ -97,8 +97,27 @@ static int edited(int argc, char **argv)
 	return verdict();
 }
 
-const struct scene scenes[] = {
-        {"uses", uses}, {"held", held}, {"edited", edited}, {"large", scene_large}, {NULL, NULL}};
+/* `reset CALLS`: as many before the device is reset, so that what the last one's check reports is
+ * gone, and as many after. */
+static int reset(int argc, char **argv)
+{
+	(void)argc;
+	for (int i = 0; i < 2; i++) {
+		struct session session;
+		struct made made;
+		session_open(&session);
+		product_make(&made, &shapes[0], 1);
+		const long before = softcuda_get("products");
+		for (int j = 0; j < atoi(argv[0]); j++)
+			whole_call(&made, &session);
+		printf("products%d %ld\n", i, softcuda_get("products") - before);
+		must(cudaDeviceReset(), "reset");
+	}
+	return verdict();
+}
+
+const struct scene scenes[] = {{"uses", uses},         {"held", held},   {"edited", edited},
+                               {"large", scene_large}, {"reset", reset}, {NULL, NULL}};
 
 /* ---- tests ------------------------------------------------------------------------------------
  */
@@ -394,6 +413,19 @@ START_TEST(calls_that_follow_each_other_wait_for_no_check)
 }
 END_TEST
 
+/* Each call is two products, the program's own among them. */
+START_TEST(what_was_checked_before_a_reset_is_checked_after_it)
+{
+	run_scene(&outcome, SHIMMED,
+	          with(COLD "numerics.check_every=1;default.action=fp8", fast, NULL), "reset", "8",
+	          NULL);
+	check_unharmed("reset");
+	ck_assert_uint_eq(total_replaced(&outcome), 16);
+	ck_assert_int_eq(of("products", 0), 16);
+	ck_assert_int_eq(of("products", 1), 16);
+}
+END_TEST
+
 /* A faster algorithm is what `auto` has found when, for some steps, a rule demands fp8. */
 START_TEST(what_demotes_fp8_leaves_bf16_alone)
 {
@@ -445,6 +477,7 @@ static void add_uses(TCase *tcase)
 	tcase_add_test(tcase, what_demotes_fp8_leaves_bf16_alone);
 	tcase_add_test(tcase, another_policy_does_not_undo_it);
 	tcase_add_test(tcase, calls_that_follow_each_other_wait_for_no_check);
+	tcase_add_test(tcase, what_was_checked_before_a_reset_is_checked_after_it);
 }
 
 int main(int argc, char **argv)
