@@ -135,6 +135,7 @@ static _Atomic uint64_t marks; /* what stands for those that were marked, in any
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
 static enum state state;
 static int at, rounds;
+static bool in_vain; /* nothing was replaced in the step that was to show it */
 static uint64_t context;
 static struct qs_stream stream;
 static CUevent event[STEPS + 1];
@@ -381,6 +382,7 @@ static void look_up(const struct qs_gemm *g)
 	here = qs_context_current(qs_process()->options, false, &why);
 	if (!calls || !here) { /* nothing is replaced in these steps */
 		end_try();
+		in_vain = true;
 		return;
 	}
 	const uint64_t name = atomic_load(&marks) ^ qs_tuned_program();
@@ -455,10 +457,19 @@ static void step(const struct qs_gemm *g)
 	exchange(mode);
 }
 
+/* What an edit brings back was prepared before, and is nothing new. */
+static void hope_again(void)
+{
+	in_vain = false;
+	atomic_store(&wanted, true);
+}
+
 void qs_worth_step(const struct qs_gemm *g)
 {
 	if (pthread_mutex_trylock(&lock)) /* steps of several threads are none to compare */
 		return;
+	if (in_vain && atomic_load(&changed))
+		hope_again();
 	if (state != RESTING || atomic_load(&wanted))
 		step(g);
 	pthread_mutex_unlock(&lock);
@@ -468,6 +479,7 @@ void qs_worth_forked(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	state = RESTING;
+	in_vain = false;
 	memset(event, 0, sizeof event);
 	atomic_store(&wanted, false);
 	atomic_store(&number, 0);

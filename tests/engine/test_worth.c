@@ -130,12 +130,13 @@ START_TEST(what_auto_did_not_choose_is_not_held_back)
 END_TEST
 
 /* In the second turn: what is captured is not held back, and the comparison begins anew after it,
- * as it does in another stream. */
+ * as it does in another stream, in the own one of each thread, and on a device that was reset. */
 static const struct {
 	const char *how, *count;
 	long replaced;
 	const char *again; /* steps until the next comparison */
-} interruptions[] = {{CAPTURED, "100", 100, "3"}, {STREAM, "", 0, "4"}};
+} interruptions[] = {
+        {CAPTURED, "100", 100, "3"}, {STREAM, "", 0, "4"}, {OWN, "", 0, "4"}, {RESET, "", 0, "4"}};
 
 START_TEST(an_interrupted_comparison_begins_anew)
 {
@@ -149,6 +150,112 @@ START_TEST(an_interrupted_comparison_begins_anew)
 	ck_part(PARTS + 4, 0, interruptions[_i].again[0] - '0');
 	ck_round(PARTS + 5);
 	ck_part(PARTS + 6 + TURNS, 1, 0);
+	ck_assert_str_eq(outcome.decision[outcome.decisions - 1].reason, "steps");
+	/* those of a device that was reset went with it */
+	if (strcmp(interruptions[_i].how, RESET) != 0)
+		ck_assert_int_eq((int)printed(&outcome, "events"), 0);
+}
+END_TEST
+
+/* After the marking step, the first of a round, the last one, and amid the pause. */
+static const char *const steps_before_a_reset[] = {"0", "1", "32", "34"};
+
+START_TEST(a_comparison_begins_anew_whenever_the_device_is_reset)
+{
+	run_scene(&outcome, SHIMMED, worth(UNCHECKED "default.action=auto"), "loop", BEFORE, SLOWER,
+	          WAITING, steps_before_a_reset[_i], RESET, "", WAITING, "4", ROUND, PAUSE, WAITING,
+	          "1", NULL);
+	ck_unharmed();
+	ck_part(PARTS + 3, 0, 4);
+	ck_round(PARTS + 4);
+	ck_part(PARTS + 5 + TURNS, 1, 0);
+	ck_assert_str_eq(outcome.decision[outcome.decisions - 1].reason, "steps");
+}
+END_TEST
+
+/* Each has a stream of its own, with the same handle: a turn without ends with the thread that
+ * began it, and another one's steps are compared for themselves. */
+START_TEST(steps_in_the_own_streams_of_threads_are_not_mixed)
+{
+	run_scene(&outcome, SHIMMED, worth(UNCHECKED "default.action=auto"), "loop", BEFORE, SLOWER,
+	          WAITING, "4", OWN, "", WAITING, "10", THREAD, "10", WAITING, "1", THREAD, "1",
+	          WAITING, "1", THREAD, "1", THREAD, "1", WAITING, "3", ROUND, PAUSE, WAITING, "1",
+	          NULL);
+	ck_unharmed();
+	ck_part(PARTS + 3, 2, 8);
+	ck_part(PARTS + 4, 2, 8);
+	for (int i = 5; i < 11; i++)
+		ck_part(PARTS + i, 0, i < 10 ? 1 : 3);
+	ck_round(PARTS + 11);
+	ck_part(PARTS + 12 + TURNS, 1, 0);
+	ck_assert_int_eq((int)printed(&outcome, "events"), 0);
+}
+END_TEST
+
+/* In the second turn, and back after a while: what was decided before is prepared, and compared all
+ * the same. */
+#define AUTO_POLICY "[qshim]\nversion = 1\n[default]\naction = auto\n"
+static const struct {
+	const char *policy;
+	bool native;
+} edits[] = {
+        {"[qshim]\nversion = 1\n[default]\naction = native\n", true},
+        {"[qshim]\nversion = 1\n[default]\naction = fp8\n", false},
+        {"[qshim]\nversion = 1\nmode = off\n[default]\naction = auto\n", true},
+};
+
+/* As worth(), but for the rule, which is in a file that the scene may edit. */
+static char folder[256], policy_file[320];
+
+static const char *const *worth_by_file(void)
+{
+	make_directory(folder);
+	snprintf(policy_file, sizeof policy_file, "QSHIM_POLICY=%s/policy.ini", folder);
+	FILE *file = fopen(strchr(policy_file, '/'), "w");
+	ck_assert_ptr_nonnull(file);
+	fputs(AUTO_POLICY, file);
+	fclose(file);
+	return with(UNCHECKED, much, policy_file);
+}
+
+static void ck_edited(int number, long calls, bool native)
+{
+	ck_part(number, native ? calls : 0, native ? 0 : calls);
+}
+
+START_TEST(an_edit_amid_a_comparison_begins_it_anew)
+{
+	run_scene(&outcome, SHIMMED, worth_by_file(), "loop", KNOB, "idle_products=1", BEFORE,
+	          SLOWER, WAITING, "4", WAITING, "2", EDIT, edits[_i].policy, WAITING, "100", EDIT,
+	          AUTO_POLICY, WAITING, "3", ROUND, PAUSE, WAITING, "1", NULL);
+	remove_directory(folder);
+	ck_unharmed();
+	ck_part(PARTS + 2, 0, 4);
+	ck_part(PARTS + 3, 2, 0);
+	ck_edited(PARTS + 4, 1, edits[_i].native);
+	ck_edited(PARTS + 5, 100, edits[_i].native);
+	ck_part(PARTS + 6, 0, 1);
+	ck_part(PARTS + 7, 0, 3);
+	ck_round(PARTS + 8);
+	ck_part(PARTS + 9 + TURNS, 1, 0);
+	ck_assert_str_eq(outcome.decision[outcome.decisions - 1].reason, "steps");
+	ck_assert_int_eq((int)printed(&outcome, "events"), 0);
+}
+END_TEST
+
+/* Nor does it matter to what is being compared. */
+START_TEST(an_edit_that_decides_nothing_anew_does_not_disturb_a_comparison)
+{
+	run_scene(&outcome, SHIMMED, worth_by_file(), "loop", KNOB, "idle_products=1", BEFORE,
+	          SLOWER, WAITING, "4", WAITING, "2", EDIT,
+	          AUTO_POLICY "[rule other]\nm = 7\naction = native\n", WAITING, "1", WAITING, "28",
+	          WAITING, "1", NULL);
+	remove_directory(folder);
+	ck_unharmed();
+	ck_part(PARTS + 3, 2, 0);
+	ck_part(PARTS + 4, 1, 0);
+	ck_part(PARTS + 5, 1, 0);
+	ck_part(PARTS + 7, 1, 0);
 	ck_assert_str_eq(outcome.decision[outcome.decisions - 1].reason, "steps");
 }
 END_TEST
@@ -319,6 +426,12 @@ int main(int argc, char **argv)
 	                    (int)(sizeof others / sizeof *others));
 	tcase_add_loop_test(tcase, an_interrupted_comparison_begins_anew, 0,
 	                    (int)(sizeof interruptions / sizeof *interruptions));
+	tcase_add_loop_test(tcase, a_comparison_begins_anew_whenever_the_device_is_reset, 0,
+	                    (int)(sizeof steps_before_a_reset / sizeof *steps_before_a_reset));
+	tcase_add_test(tcase, steps_in_the_own_streams_of_threads_are_not_mixed);
+	tcase_add_loop_test(tcase, an_edit_amid_a_comparison_begins_it_anew, 0,
+	                    (int)(sizeof edits / sizeof *edits));
+	tcase_add_test(tcase, an_edit_that_decides_nothing_anew_does_not_disturb_a_comparison);
 	tcase_add_loop_test(tcase, an_event_that_fails_holds_nothing_back, 0,
 	                    (int)(sizeof failures / sizeof *failures));
 	tcase_add_loop_test(tcase, what_was_found_holds_for_the_next_run, 0,

@@ -2,9 +2,11 @@
 #include "tuning.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "softcuda/softcuda.h"
 
@@ -162,12 +164,12 @@ struct large {
 	struct session session;
 	void *a, *b, *d;
 	int failed;
+	int thread_calls; /* of submit_in_thread() */
 };
 
 static void open_large(struct large *l)
 {
 	cudaStream_t stream;
-	*l = (struct large){.failed = 0};
 	session_open(&l->session);
 	must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
 	session_use(&l->session, stream);
@@ -227,6 +229,39 @@ static void submit(struct large *l, int count)
 	}
 }
 
+static void *run_thread(void *data)
+{
+	struct large *l = data;
+	must(cudaSetDevice(0), "cudaSetDevice");
+	submit(l, l->thread_calls);
+	return NULL;
+}
+
+static void submit_in_thread(struct large *l, int count)
+{
+	pthread_t thread;
+	l->thread_calls = count;
+	must(pthread_create(&thread, NULL, run_thread, l), "thread");
+	must(pthread_join(thread, NULL), "join");
+}
+
+/* The first call of a thread looks at the clock, and at a file that is left alone for a second. */
+static void edit(struct large *l, const char *policy)
+{
+	FILE *file = fopen(getenv("QSHIM_POLICY"), "we");
+	must(!file, "policy file");
+	fputs(policy, file);
+	must(fclose(file), "policy file");
+	nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 200000000}, NULL);
+	submit_in_thread(l, 1);
+}
+
+static void start_over(struct large *l)
+{
+	must(cudaDeviceReset(), "reset");
+	open_large(l);
+}
+
 static void capture(struct large *l, int count)
 {
 	cudaGraph_t graph;
@@ -248,7 +283,7 @@ static void turn_knob(const char *setting)
 
 int scene_loop(int argc, char **argv)
 {
-	struct large l;
+	struct large l = {.failed = 0};
 	open_large(&l);
 	for (int i = 0; i + 1 < argc; i += 2) {
 		const char *how = argv[i], *what = argv[i + 1];
@@ -261,13 +296,21 @@ int scene_loop(int argc, char **argv)
 			multiply_varying(&l, atoi(what));
 		else if (!strcmp(how, STREAM))
 			use_another_stream(&l);
+		else if (!strcmp(how, OWN))
+			session_use(&l.session, cudaStreamPerThread);
+		else if (!strcmp(how, THREAD))
+			submit_in_thread(&l, atoi(what));
+		else if (!strcmp(how, RESET))
+			start_over(&l);
+		else if (!strcmp(how, EDIT))
+			edit(&l, what);
 		else if (!strcmp(how, KNOB))
 			turn_knob(what);
 		else
 			submit(&l, atoi(what));
 		print_work("part", i / 2, &before);
 	}
-	printf("failed %d\n", l.failed);
+	printf("failed %d\nevents %ld\n", l.failed, softcuda_get("events"));
 	return 0;
 }
 

@@ -68,8 +68,12 @@ int scene_doubtful(int argc, char **argv);
 #define VARYING                                                                                    \
 	"v"        /* so many calls with any number of tokens, waited for; other numbers where     \
 	           that is odd                                                          */
-#define STREAM "s" /* another stream from now on                                           */
-#define KNOB   "k" /* knob=value of the emulation                                        */
+#define STREAM "s" /* another stream from now on                           */
+#define OWN    "o" /* every thread's own stream from now on, cudaStreamPerThread */
+#define THREAD "t" /* so many calls of a new thread, waited for            */
+#define RESET  "r" /* everything anew, on a device that was reset          */
+#define EDIT   "e" /* another text of $QSHIM_POLICY, and the call with which it takes effect */
+#define KNOB   "k" /* knob=value of the emulation                          */
 
 /* Scene `loop HOW WHAT ...`: one product again and again, like this and then like that, and the
  * work of each part, "partNUMBER". It is large enough for the size model to want fp8; nobody looks
