@@ -458,10 +458,10 @@ void qs_tuned_close(struct qs_tuned *tuned)
 static bool has_action(const char *at, const char *end)
 {
 	for (; at < end; at = line_end(at, end) + 1) {
-		char word[16], rest[2];
+		char sign[2], word[16], rest[2];
 		char line[64];
 		snprintf(line, sizeof line, "%.*s", (int)(line_end(at, end) - at), at);
-		if (sscanf(line, " action = %15[a-z0-9] %1[^;\r]", word, rest) == 1 &&
+		if (sscanf(line, " action %1[=:] %15[a-z0-9] %1[^;\r]", sign, word, rest) == 2 &&
 		    qs_word_find(action_words, word) >= 0)
 			return true;
 	}

@@ -369,6 +369,26 @@ START_TEST(a_torn_row_is_named_and_gives_way_to_the_next)
 }
 END_TEST
 
+/* However a hand wrote the action of the last row, which holds, the next writer leaves it there. */
+static const char *const last_actions[] = {"action=fp8", "action : fp8\n", "action:fp8 ; mine\n",
+                                           "\taction =\tfp8\r\n"};
+
+START_TEST(a_last_row_that_holds_is_not_removed)
+{
+	char all[1200];
+	strcpy(all, row_with(1, "pinned = yes\n"));
+	strcpy(strstr(all, "action = "), last_actions[_i]);
+	struct qs_tuned *tuned = opened(all);
+	ck_assert(holds(tuned, 1));
+	qs_tuned_close(tuned);
+	add(2, 1);
+	tuned = qs_tuned_open(file());
+	ck_assert(holds(tuned, 1) && holds(tuned, 2));
+	qs_tuned_close(tuned);
+	ck_assert_str_eq(stderr_text(), "");
+}
+END_TEST
+
 START_TEST(a_row_that_a_hand_left_without_an_action_is_named)
 {
 	struct qs_tuned *tuned = opened("[product]\nkey = x\nmeasured = fp8\n; to do");
@@ -720,6 +740,8 @@ int main(void)
 	tcase_add_test(tcase, nul_characters_are_a_broken_line);
 	tcase_add_test(tcase, a_hand_may_write_blanks_and_comments);
 	tcase_add_test(tcase, a_torn_row_is_named_and_gives_way_to_the_next);
+	tcase_add_loop_test(tcase, a_last_row_that_holds_is_not_removed, 0,
+	                    (int)(sizeof last_actions / sizeof *last_actions));
 	tcase_add_test(tcase, a_row_that_a_hand_left_without_an_action_is_named);
 	tcase_add_test(tcase, four_writers_lose_no_row);
 	tcase_add_test(tcase, a_writer_may_be_killed_at_any_moment);
