@@ -133,10 +133,11 @@ void qs_note_decision(const struct qs_decision *decision)
 	char key[256];
 	int saved = errno;
 	qs_key_text(decision->key, key, sizeof key);
-	pthread_mutex_lock(&lock);
-	if (file.fd >= 0)
-		write_line(make_line(decision, key));
-	pthread_mutex_unlock(&lock);
+	if (qs_note_lock(&lock)) {
+		if (file.fd >= 0)
+			write_line(make_line(decision, key));
+		pthread_mutex_unlock(&lock);
+	}
 	tell(decision, key);
 	errno = saved;
 }

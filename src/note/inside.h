@@ -7,6 +7,7 @@
  * counter.c   qs_counter_start qs_counter_forked qs_counter_lock qs_counter_unlock
  * shadow.c    qs_shadow_rows qs_shadow_forked
  * summary.c   qs_summary_forked
+ * lock.c      qs_note_lock
  */
 #ifndef QS_NOTE_INSIDE_H
 #define QS_NOTE_INSIDE_H
@@ -57,6 +58,8 @@ const char *qs_error_text(int error, char text[QS_ERROR_TEXT]);
 /* The options of qs_note_start(), NULL before and in a forked child. */
 const struct qs_options *qs_note_options(void);
 
+/* Takes a lock; false if the process is ending and it was not free for a second. */
+bool qs_note_lock(pthread_mutex_t *lock);
 /* Opens decisions.%r.%p.jsonl and writes its first line; false and a message if it cannot. */
 bool qs_decision_start(const char *directory);
 /* Writes what a row has now. Gives up where exit() may have interrupted another writer. */

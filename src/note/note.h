@@ -13,7 +13,7 @@
  * shadow.c    qs_note_shadow_row qs_note_shadow qs_note_shadow_report
  * summary.c   qs_note_summary qs_note_summary_wanted qs_note_steps qs_note_share qs_note_memory
  *             qs_note_notice
- * lock.c      qs_lock_within_a_second
+ * lock.c      qs_lock_within_a_second qs_note_ending
  * json.c and the rest of write.c   inside, see inside.h
  */
 #ifndef QS_NOTE_NOTE_H
@@ -54,6 +54,8 @@ const char *qs_level_name(enum qs_level level);
 
 /* Opens what the options ask for. Called once, at the first product (again after fork). */
 void qs_note_start(const struct qs_options *options);
+/* exit() was called, perhaps by a signal handler that interrupted the holder of a lock. */
+void qs_note_ending(void);
 /* In a forked child: forget files and mappings of the parent without touching them. */
 void qs_note_forked(void);
 

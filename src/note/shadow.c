@@ -77,11 +77,12 @@ static void log_row(struct qs_shadow_row *row)
 void qs_note_shadow(struct qs_shadow_row *row, const struct qs_shadow_error *error)
 {
 	const int saved = errno;
-	pthread_mutex_lock(&lock);
-	add(row, error);
-	if (!(row->checks & (row->checks - 1)))
-		log_row(row);
-	pthread_mutex_unlock(&lock);
+	if (qs_note_lock(&lock)) {
+		add(row, error);
+		if (!(row->checks & (row->checks - 1)))
+			log_row(row);
+		pthread_mutex_unlock(&lock);
+	}
 	errno = saved;
 }
 

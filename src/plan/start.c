@@ -34,6 +34,7 @@ static void at_exit(void)
 {
 	if (atomic_load(&state) != READY || getpid() != pid)
 		return;
+	qs_note_ending();
 	qs_policy_report_unused(atomic_load(&process.policy));
 	qs_message(QS_LOG_INFO, "operands: %" PRIu64 " quantised, %" PRIu64 " used again",
 	           qs_operands_made(), qs_operands_reused());

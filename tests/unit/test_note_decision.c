@@ -4,8 +4,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 
 #include "version.h"
@@ -498,6 +500,35 @@ START_TEST(forking_while_others_write_does_not_deadlock_the_child)
 }
 END_TEST
 
+/* What exit() does, here of a signal handler; 0 = it came to its end. */
+static void end_now(int signal)
+{
+	(void)signal;
+	qs_note_ending();
+	fill(1);
+	_exit(0);
+}
+
+/* Nearly all of its time, the child holds the lock. */
+START_TEST(an_exit_by_a_signal_handler_waits_for_no_line)
+{
+	const struct itimerval soon = {.it_value = {.tv_usec = 20000}};
+	struct qs_options options = out_options();
+	for (int i = 0; i < 4; i++) {
+		pid_t child = fork();
+		if (!child) {
+			alarm(10);
+			qs_note_start(&options);
+			signal(SIGPROF, end_now);
+			setitimer(ITIMER_PROF, &soon, NULL);
+			for (;;)
+				fill(1);
+		}
+		wait_for(child);
+	}
+}
+END_TEST
+
 static void add_line_tests(Suite *suite)
 {
 	TCase *tests = tcase_create("lines");
@@ -531,6 +562,7 @@ static void add_failure_tests(Suite *suite)
 	tcase_add_test(tests, a_log_of_a_process_that_is_killed_is_complete);
 	tcase_add_test(tests, a_forked_child_writes_its_own_log);
 	tcase_add_test(tests, forking_while_others_write_does_not_deadlock_the_child);
+	tcase_add_test(tests, an_exit_by_a_signal_handler_waits_for_no_line);
 	suite_add_tcase(suite, tests);
 }
 
