@@ -2,6 +2,7 @@
 #include "kept.h"
 
 #include <stdio.h>
+#include <string.h>
 
 const struct product shapes[SHAPES] = {
         {.name = "few tokens", .ta = CUBLAS_OP_T, .m = OUT, .n = 8, .k = IN},
@@ -60,4 +61,47 @@ void expect_kept(const struct outcome *outcome, const struct kind *kind, const c
 	ck_assert_msg(step.uses[kind->form] == 1, "%s, %s, step %d: %ld uses", kind->name, what,
 	              index, step.uses[kind->form]);
 	ck_assert_msg(step.bytes[kind->form] > 0, "%s, %s: nothing is kept", kind->name, what);
+}
+
+void *kept_rows_of(void *weight)
+{
+	return (uint16_t *)weight + PART;
+}
+
+void *kept_new_rows(struct made *made)
+{
+	static uint64_t seed = 200;
+	struct made other;
+	product_make(&other, &made->p, ++seed);
+	memcpy(made->a + PART, other.a + PART, (size_t)ROWS * IN * sizeof *made->a);
+	return kept_rows_of(other.da);
+}
+
+void kept_rows_are(struct made *made, double value)
+{
+	for (size_t i = PART; i < PART + (size_t)ROWS * IN; i++)
+		made->a[i] = value;
+}
+
+CUfunction kept_kernel(const char *name)
+{
+	static CUmodule module;
+	CUfunction function;
+	if (!module)
+		must((int)cuModuleLoadData(&module, "image"), "module");
+	must((int)cuModuleGetFunction(&function, module, name), name);
+	return function;
+}
+
+void kept_launch(const char *name, void **arguments, cudaStream_t stream)
+{
+	must((int)cuLaunchKernel(kept_kernel(name), 1, 1, 1, 32, 1, 1, 0, (CUstream)stream,
+	                         arguments, NULL),
+	     name);
+}
+
+void kept_copy(void *to, const void *from, size_t bytes, cudaStream_t stream)
+{
+	uint64_t target = (uintptr_t)to, source = (uintptr_t)from, size = bytes;
+	kept_launch("softcuda_copy", (void *[]){&target, &source, &size}, stream);
 }

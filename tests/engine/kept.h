@@ -8,6 +8,8 @@
 #include "product.h"
 #include "step.h"
 
+#include <cuda.h>
+
 /* The weight: 128 rows of 256, whichever way it is read. */
 #define OUT    128
 #define IN     256
@@ -42,5 +44,24 @@ void expect_right(const struct outcome *outcome, const struct kind *kind, const 
 /* Right, by the kept copy. */
 void expect_kept(const struct outcome *outcome, const struct kind *kind, const char *what,
                  int index);
+
+/* A few rows of a weight, none of which the next products compare with the copy: that these are
+ * right is owed to what was seen of a write. */
+#define FIRST      72
+#define ROWS       8
+#define PART       ((size_t)FIRST * IN) /* elements before them */
+#define PART_BYTES (ROWS * IN * sizeof(uint16_t))
+
+/* Those of a weight at this address. */
+void *kept_rows_of(void *weight);
+/* New contents for them, in memory of their own, which stay valid for what copies from there; and
+ * one value. Both only in the host's values of the weight. */
+void *kept_new_rows(struct made *made);
+void kept_rows_are(struct made *made, double value);
+/* A kernel of the emulation, and a launch of it. */
+CUfunction kept_kernel(const char *name);
+void kept_launch(const char *name, void **arguments, cudaStream_t stream);
+/* A copy by such a kernel. */
+void kept_copy(void *to, const void *from, size_t bytes, cudaStream_t stream);
 
 #endif

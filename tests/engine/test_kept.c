@@ -49,17 +49,6 @@ static cudaStream_t new_stream(void)
  * right is owed to what was seen of the write.
  */
 
-#define FIRST      72
-#define ROWS       8
-#define PART       ((size_t)FIRST * IN) /* elements before them */
-#define PART_BYTES (ROWS * IN * sizeof(uint16_t))
-
-/* The rows of a weight at this address. */
-static void *rows_of(void *weight)
-{
-	return (uint16_t *)weight + PART;
-}
-
 /* New contents in memory of their own, which stay valid for what copies from there. */
 static void *new_weight(void)
 {
@@ -70,74 +59,35 @@ static void *new_weight(void)
 	return other.da;
 }
 
-/* New contents for the rows. */
-static void *new_rows(void)
-{
-	static uint64_t seed = 200;
-	struct made other;
-	product_make(&other, &x.p, ++seed);
-	memcpy(x.a + PART, other.a + PART, (size_t)ROWS * IN * sizeof *x.a);
-	return rows_of(other.da);
-}
-
-static void rows_are(double value)
-{
-	for (size_t i = PART; i < PART + (size_t)ROWS * IN; i++)
-		x.a[i] = value;
-}
-
 static CUdeviceptr pointer(const void *address)
 {
 	return (CUdeviceptr)(uintptr_t)address;
 }
 
-static CUfunction kernel(const char *name)
-{
-	static CUmodule module;
-	CUfunction function;
-	if (!module)
-		must((int)cuModuleLoadData(&module, "image"), "module");
-	must((int)cuModuleGetFunction(&function, module, name), name);
-	return function;
-}
-
-static void launch(const char *name, void **arguments, cudaStream_t stream)
-{
-	must((int)cuLaunchKernel(kernel(name), 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, arguments,
-	                         NULL),
-	     name);
-}
-
-static void copy_by_kernel(void *to, void *from, size_t size, cudaStream_t stream)
-{
-	uint64_t target = (uintptr_t)to, source = (uintptr_t)from, bytes = size;
-	launch("softcuda_copy", (void *[]){&target, &source, &bytes}, stream);
-}
-
 /* All of the weight. */
 static void kernel_copy(void *from, cudaStream_t stream)
 {
-	copy_by_kernel(x.da, from, BYTES, stream);
+	kept_copy(x.da, from, BYTES, stream);
 }
 
 static void kernel_copy_rows(void *from, cudaStream_t stream)
 {
-	copy_by_kernel(rows_of(x.da), from, PART_BYTES, stream);
+	kept_copy(kept_rows_of(x.da), from, PART_BYTES, stream);
 }
 
 static void by_host_copy(void)
 {
 	uint16_t *host = malloc(PART_BYTES);
-	must((int)cudaMemcpy(host, new_rows(), PART_BYTES, cudaMemcpyDeviceToHost), "copy");
-	must((int)cudaMemcpy(rows_of(x.da), host, PART_BYTES, cudaMemcpyHostToDevice), "copy");
+	must((int)cudaMemcpy(host, kept_new_rows(&x), PART_BYTES, cudaMemcpyDeviceToHost), "copy");
+	must((int)cudaMemcpy(kept_rows_of(x.da), host, PART_BYTES, cudaMemcpyHostToDevice), "copy");
 	free(host);
 }
 
 static void by_host_copy_in_stream(void)
 {
 	uint16_t *host = malloc(PART_BYTES);
-	must((int)cudaMemcpy(host, new_rows(), PART_BYTES, cudaMemcpyDeviceToHost), "copy");
-	must((int)cudaMemcpyAsync(rows_of(x.da), host, PART_BYTES, cudaMemcpyHostToDevice,
+	must((int)cudaMemcpy(host, kept_new_rows(&x), PART_BYTES, cudaMemcpyDeviceToHost), "copy");
+	must((int)cudaMemcpyAsync(kept_rows_of(x.da), host, PART_BYTES, cudaMemcpyHostToDevice,
 	                          session.stream),
 	     "copy");
 	free(host);
@@ -145,8 +95,8 @@ static void by_host_copy_in_stream(void)
 
 static void by_device_copy(void)
 {
-	must((int)cudaMemcpyAsync(rows_of(x.da), new_rows(), PART_BYTES, cudaMemcpyDeviceToDevice,
-	                          session.stream),
+	must((int)cudaMemcpyAsync(kept_rows_of(x.da), kept_new_rows(&x), PART_BYTES,
+	                          cudaMemcpyDeviceToDevice, session.stream),
 	     "copy");
 }
 
@@ -190,8 +140,9 @@ static void by_peer_copy(void)
 {
 	CUcontext context;
 	must((int)cuCtxGetCurrent(&context), "context");
-	must((int)cuMemcpyPeerAsync(pointer(rows_of(x.da)), context, pointer(new_rows()), context,
-	                            PART_BYTES, (CUstream)session.stream),
+	must((int)cuMemcpyPeerAsync(pointer(kept_rows_of(x.da)), context,
+	                            pointer(kept_new_rows(&x)), context, PART_BYTES,
+	                            (CUstream)session.stream),
 	     "peer copy");
 }
 
@@ -202,7 +153,7 @@ static void by_columns(void)
 	double old[ROWS * IN];
 	memcpy(old, x.a + PART, sizeof old);
 	const CUDA_MEMCPY2D columns = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
-	                               .srcDevice = pointer(new_rows()),
+	                               .srcDevice = pointer(kept_new_rows(&x)),
 	                               .srcPitch = pitch,
 	                               .dstY = FIRST,
 	                               .dstMemoryType = CU_MEMORYTYPE_DEVICE,
@@ -219,8 +170,8 @@ static void by_columns(void)
 /* The weight is the second of two targets. */
 static void by_batch(void)
 {
-	const CUdeviceptr from = pointer(new_rows());
-	CUdeviceptr targets[2] = {0, pointer(rows_of(x.da))}, sources[] = {from, from};
+	const CUdeviceptr from = pointer(kept_new_rows(&x));
+	CUdeviceptr targets[2] = {0, pointer(kept_rows_of(x.da))}, sources[] = {from, from};
 	CUmemcpyAttributes how = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
 	size_t sizes[] = {256, PART_BYTES}, first = 0;
 	must((int)cuMemAlloc(&targets[0], sizes[0]), "malloc");
@@ -232,7 +183,7 @@ static void by_batch(void)
 
 static void by_kernel(void)
 {
-	kernel_copy_rows(new_rows(), session.stream);
+	kernel_copy_rows(kept_new_rows(&x), session.stream);
 }
 
 /* An optimizer's fused kernel has its targets in a struct. */
@@ -241,9 +192,9 @@ static void by_kernel_with_struct(void)
 	struct {
 		uint32_t count, value;
 		uint64_t target[3];
-	} each = {PART_BYTES / 4, 0x3f803f80, {0, (uintptr_t)rows_of(x.da), 0}};
-	launch("softcuda_fill_each", (void *[]){&each}, session.stream);
-	rows_are(1);
+	} each = {PART_BYTES / 4, 0x3f803f80, {0, (uintptr_t)kept_rows_of(x.da), 0}};
+	kept_launch("softcuda_fill_each", (void *[]){&each}, session.stream);
+	kept_rows_are(&x, 1);
 }
 
 /* A product whose D is in the weight. Its host values are fetched once the product of interest is
@@ -253,7 +204,7 @@ static struct made writer;
 static void write_by(const struct product *shape)
 {
 	product_make(&writer, shape, 33);
-	writer.dd = rows_of(x.da);
+	writer.dd = kept_rows_of(x.da);
 	step_submit(&writer, &session);
 }
 
@@ -269,7 +220,7 @@ static void by_product_of_ours(void)
 	product_make(&writer, &shape, 33);
 	step_submit(&writer, &session);
 	product_fetch(&writer);
-	writer.dd = rows_of(x.da);
+	writer.dd = kept_rows_of(x.da);
 	step_submit(&writer, &session);
 }
 
@@ -281,7 +232,7 @@ static void by_adapter(void)
 
 static void take_over(void)
 {
-	if (!writer.dd || writer.dd != rows_of(x.da))
+	if (!writer.dd || writer.dd != kept_rows_of(x.da))
 		return;
 	product_fetch(&writer);
 	memcpy(x.a + PART, writer.d, (size_t)ROWS * IN * sizeof *x.a);
@@ -303,7 +254,7 @@ static void in_another_stream(void)
 {
 	cudaEvent_t event;
 	cudaStream_t stream = new_stream();
-	void *from = new_rows();
+	void *from = kept_new_rows(&x);
 	must((int)cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
 	kernel_copy_rows(from, stream);
 	must((int)cudaEventRecord(event, stream), "record");
@@ -332,7 +283,7 @@ static void launch_graph(cudaGraphExec_t executable)
 /* With products between capture and launch, so that only the launch can tell. */
 static void by_graph(void)
 {
-	void *from = new_rows();
+	void *from = kept_new_rows(&x);
 	step_begin_capture(&session);
 	kernel_copy_rows(from, session.stream);
 	cudaGraphExec_t executable = step_end_capture(&session);

@@ -236,6 +236,7 @@ static int scene_mapped(int argc, char **argv)
 	copy((void *)(uintptr_t)elsewhere, (char *)new_weight(&x) + BYTES - PIECE, PIECE);
 	memcpy(x.a, old, (x.size_a - PIECE / 2) * sizeof *old);
 	product_poison(&x);
+	must((int)cuMemUnmap(elsewhere, PIECE), "unmap");
 	must((int)cuMemUnmap(last, PIECE), "unmap");
 	must((int)cuMemMap(last, PIECE, 0, piece, 0), "map");
 	allow(last, PIECE);

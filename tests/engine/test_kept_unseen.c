@@ -13,62 +13,12 @@
 
 #define OFTEN 100
 
-/* A few rows, none of which the next products compare with the copy. */
-#define FIRST      72
-#define ROWS       8
-#define PART       ((size_t)FIRST * IN)
-#define PART_BYTES (ROWS * IN * sizeof(uint16_t))
-
 static struct session session;
 static struct made x;
 
 static CUdeviceptr pointer(const void *address)
 {
 	return (CUdeviceptr)(uintptr_t)address;
-}
-
-static void *rows_of(void *weight)
-{
-	return (uint16_t *)weight + PART;
-}
-
-/* New contents for the rows, in memory of their own. */
-static void *new_rows(void)
-{
-	static uint64_t seed = 200;
-	struct made other;
-	product_make(&other, &x.p, ++seed);
-	memcpy(x.a + PART, other.a + PART, (size_t)ROWS * IN * sizeof *x.a);
-	return rows_of(other.da);
-}
-
-static CUfunction kernel(const char *name)
-{
-	static CUmodule module;
-	CUfunction function;
-	if (!module)
-		must((int)cuModuleLoadData(&module, "image"), "module");
-	must((int)cuModuleGetFunction(&function, module, name), name);
-	return function;
-}
-
-static void launch(const char *name, void **arguments, cudaStream_t stream)
-{
-	must((int)cuLaunchKernel(kernel(name), 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, arguments,
-	                         NULL),
-	     name);
-}
-
-static void copy_by_kernel(void *to, const void *from, size_t size, cudaStream_t stream)
-{
-	uint64_t target = (uintptr_t)to, source = (uintptr_t)from, bytes = size;
-	launch("softcuda_copy", (void *[]){&target, &source, &bytes}, stream);
-}
-
-static void rows_are(double value)
-{
-	for (size_t i = PART; i < PART + (size_t)ROWS * IN; i++)
-		x.a[i] = value;
 }
 
 static void open_all(const char *shape)
@@ -130,7 +80,7 @@ static int scene_nccl(int argc, char **argv)
 		return 2;
 	open_all(argv[0]);
 	must((int)cudaMalloc((void **)&table, 64), "malloc");
-	void *target = rows_of(x.da);
+	void *target = kept_rows_of(x.da);
 	must((int)cudaMemcpy(table, &target, sizeof target, cudaMemcpyHostToDevice), "copy");
 	settle();
 	struct {
@@ -142,9 +92,9 @@ static int scene_nccl(int argc, char **argv)
 	} args = {
 	        .type = 1, .work = (uintptr_t)table, .value = 0x3f803f80, .words = PART_BYTES / 4};
 	product_poison(&x);
-	rows_are(1);
-	launch("_Z31ncclDevKernel_Broadcast_RING_LL24ncclDevKernelArgsStorageILm4096EE",
-	       (void *[]){&args}, session.stream);
+	kept_rows_are(&x, 1);
+	kept_launch("_Z31ncclDevKernel_Broadcast_RING_LL24ncclDevKernelArgsStorageILm4096EE",
+	            (void *[]){&args}, session.stream);
 	submit_and_print();
 	return 0;
 }
@@ -175,7 +125,8 @@ static int scene_alias(int argc, char **argv)
 	x.da = (void *)(uintptr_t)first;
 	settle();
 	product_poison(&x);
-	copy_by_kernel(rows_of((void *)(uintptr_t)second), new_rows(), PART_BYTES, session.stream);
+	kept_copy(kept_rows_of((void *)(uintptr_t)second), kept_new_rows(&x), PART_BYTES,
+	          session.stream);
 	submit_and_print();
 	return 0;
 }
@@ -200,7 +151,7 @@ static int scene_probed(int argc, char **argv)
 	product_fetch(&x);
 	for (int i = 0; i < 2; i++) {
 		product_poison(&x);
-		copy_by_kernel(rows_of(x.da), new_rows(), PART_BYTES, session.stream);
+		kept_copy(kept_rows_of(x.da), kept_new_rows(&x), PART_BYTES, session.stream);
 		launch_and_print(exec);
 	}
 	return 0;
@@ -215,7 +166,7 @@ static int scene_elsewhere(int argc, char **argv)
 	settle();
 	cudaGraphExec_t exec = instance(graph_of_product());
 	product_poison(&x);
-	copy_by_kernel(rows_of(x.da), new_rows(), PART_BYTES, session.stream);
+	kept_copy(kept_rows_of(x.da), kept_new_rows(&x), PART_BYTES, session.stream);
 	must((int)cudaSetDevice(1), "device");
 	must((int)cuGraphLaunch((CUgraphExec)exec, (CUstream)session.stream), "launch");
 	must((int)cudaSetDevice(0), "device");
